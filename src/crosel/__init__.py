@@ -1,0 +1,22 @@
+"""Partial-label learning: train from candidate label sets, and get the true labels back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["CroSelClassifier", "PartialLabelClassifier", "UserError", "__version__"]
+
+from crosel.errors import UserError
+
+if TYPE_CHECKING:
+    from crosel.estimator import CroSelClassifier, PartialLabelClassifier
+
+
+def __getattr__(name: str) -> Any:
+    """Import the estimators on first use: torch takes seconds to load, `crosel --help` must not wait for it."""
+    if name in ("CroSelClassifier", "PartialLabelClassifier"):
+        from crosel import estimator
+
+        return getattr(estimator, name)
+    raise AttributeError(f"module 'crosel' has no attribute {name!r}")

@@ -1,0 +1,10 @@
+"""Batched image operations and the weak, strong and contrastive views made of them."""
+
+from __future__ import annotations
+
+from crosel.augment.parts import Draw
+from crosel.augment.policies import AugmentSettings
+from crosel.augment.stages import Op, OpTable
+from crosel.augment.views import FeatureView, ImageView, View, make_views
+
+__all__ = ["AugmentSettings", "Draw", "FeatureView", "ImageView", "Op", "OpTable", "View", "make_views"]

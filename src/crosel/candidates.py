@@ -1,0 +1,207 @@
+"""Candidate sets drawn for data with plain labels (SPEC section 2), and the rules that name them.
+
+A seed gives the same sets on every machine and with every version of numpy: the draws use the raw 64-bit output
+of the Philox bit generator, whose stream numpy guarantees, and none of numpy's distributions. Rows are drawn in
+chunks, so memory beyond the result stays bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from crosel.errors import UserError, did_you_mean
+
+Bools = NDArray[np.bool_]
+_CHUNK = 1 << 22  # draws held at once: 32 MiB
+
+
+class _Draws:
+    """Uniform numbers in [0, 1) from a guaranteed stream."""
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise UserError(f"seed must be 0 or more, not {seed}")
+        self._bits = np.random.Philox(np.random.SeedSequence(seed))
+
+    def __call__(self, *shape: int) -> NDArray[np.float64]:
+        raw = np.asarray(self._bits.random_raw(math.prod(shape)), dtype=np.uint64)
+        return np.asarray(((raw >> np.uint64(11)) * 2.0**-53).reshape(shape), dtype=np.float64)
+
+
+def _checked_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
+    y = np.asarray(labels)
+    if y.ndim != 1:
+        raise UserError(f"labels must be one-dimensional, not of shape {y.shape}")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"labels must be integers, not {y.dtype}")
+    wrong = np.flatnonzero((y < 0) | (y >= classes))
+    if len(wrong):
+        raise UserError(f"label {y[wrong[0]]} of example {wrong[0]} is outside the classes 0 to {classes - 1}")
+    return y.astype(np.int64)
+
+
+def _probability(name: str, value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise UserError(f"{name} must lie between 0 and 1, not {value}")
+    return value
+
+
+def _chunks(n: int, classes: int) -> list[slice]:
+    rows = max(1, _CHUNK // max(1, classes))
+    return [slice(start, min(n, start + rows)) for start in range(0, n, rows)]
+
+
+def _draw_with(labels: NDArray[np.int64], classes: int, draws: _Draws, chance: Callable[[slice], ArrayLike]) -> Bools:
+    """Every label with its own chance, and the true label always."""
+    sets = np.empty((len(labels), classes), dtype=bool)
+    for rows in _chunks(len(labels), classes):
+        count = rows.stop - rows.start
+        sets[rows] = draws(count, classes) < np.asarray(chance(rows))
+        sets[rows][np.arange(count), labels[rows]] = True
+    return sets
+
+
+def uniform(labels: ArrayLike, classes: int, q: float, seed: int, at_least_two: bool = False) -> Bools:
+    """Return the true label always, every other label with probability q: bool [n, k].
+
+    With `at_least_two`, one random wrong label joins where only the truth stands (as in PRODEN, CRDPLL and PoP).
+    """
+    y, q, draws = _checked_labels(labels, classes), _probability("q", q), _Draws(seed)
+    sets = _draw_with(y, classes, draws, lambda rows: q)
+    if at_least_two and classes > 1:
+        other = (y + 1 + (draws(len(y)) * (classes - 1)).astype(np.int64)) % classes
+        lonely = sets.sum(axis=1) == 1
+        sets[lonely, other[lonely]] = True
+    return sets
+
+
+def uniform_sets(labels: ArrayLike, classes: int, seed: int) -> Bools:
+    """Return sets drawn uniformly among all proper sets that hold the truth, sized as in CC's own paper.
+
+    The size is s with probability C(k,s)/(2^k-2), s = 1..k-1; then s-1 wrong labels at random.
+    """
+    if classes < 2:
+        raise UserError("uniform sets need at least two classes")
+    y, draws = _checked_labels(labels, classes), _Draws(seed)
+    log_weights = np.array([math.lgamma(classes + 1) - math.lgamma(s + 1) - math.lgamma(classes - s + 1)
+                            for s in range(1, classes)])  # fmt: skip
+    weights = np.exp(log_weights - log_weights.max())
+    edges = np.cumsum(weights / weights.sum())
+    sets = np.empty((len(y), classes), dtype=bool)
+    for rows in _chunks(len(y), classes):
+        count = rows.stop - rows.start
+        size = 1 + np.minimum(np.searchsorted(edges, draws(count), side="right"), classes - 2)
+        keys = draws(count, classes)
+        keys[np.arange(count), y[rows]] = -1.0  # the truth always comes first
+        rank = keys.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+        sets[rows] = rank < size[:, None]
+    return sets
+
+
+def superclass(labels: ArrayLike, groups: ArrayLike, q: float, seed: int) -> Bools:
+    """As `uniform`, with wrong labels only from the true label's superclass; `groups[j]` is the group of class j."""
+    group = np.asarray(groups)
+    if group.ndim != 1 or not len(group):
+        raise UserError("groups must give one superclass for each class")
+    classes = len(group)
+    y, q = _checked_labels(labels, classes), _probability("q", q)
+    same = group[:, None] == group[None, :]
+    return _draw_with(y, classes, _Draws(seed), lambda rows: q * same[y[rows]])
+
+
+def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: int) -> Bools:
+    """Draw each wrong label with a chance that follows an n x k score matrix, `rate` on average (clipped at 1)."""
+    g = np.asarray(scores, dtype=np.float64)
+    if g.ndim != 2 or not np.isfinite(g).all() or (g < 0).any():
+        raise UserError("scores must be an n x k matrix of finite numbers, none below 0")
+    if rate < 0:
+        raise UserError(f"rate must be 0 or more, not {rate}")
+    y = _checked_labels(labels, g.shape[1])
+    if len(y) != len(g):
+        raise UserError(f"{len(y)} labels, but scores for {len(g)} examples")
+
+    def chance(rows: slice) -> NDArray[np.float64]:
+        r: NDArray[np.float64] = g[rows].copy()
+        r[np.arange(len(r)), y[rows]] = 0.0
+        r /= np.maximum(r.max(axis=1, keepdims=True), np.finfo(float).tiny)
+        r *= rate / np.maximum(r.mean(axis=1, keepdims=True), np.finfo(float).tiny)
+        return np.minimum(r, 1.0, out=r)
+
+    return _draw_with(y, g.shape[1], _Draws(seed), chance)
+
+
+def drop_truth(sets: ArrayLike, labels: ArrayLike, eta: float, seed: int) -> Bools:
+    """With chance η leave the true label out; a set of only the truth becomes one random wrong label."""
+    out = np.array(sets, dtype=bool)
+    y, eta, draws = _checked_labels(labels, out.shape[1]), _probability("eta", eta), _Draws(seed)
+    hit = np.flatnonzero(draws(len(y)) < eta)
+    other = (y + 1 + (draws(len(y)) * (out.shape[1] - 1)).astype(np.int64)) % out.shape[1]
+    out[hit, y[hit]] = False
+    emptied = hit[~out[hit].any(axis=1)]
+    out[emptied, other[emptied]] = True
+    return out
+
+
+# --- rules: a name with its values, as on the command line -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule such as `uniform:q=0.5`."""
+
+    name: str
+    values: dict[str, float]
+
+    def __str__(self) -> str:
+        return self.name + (":" + ",".join(f"{k}={v:g}" for k, v in self.values.items()) if self.values else "")
+
+
+_RULES: dict[str, dict[str, float | None]] = {  # name -> its values, with defaults; None: must be given
+    "uniform": {"q": None, "at_least_two": 0, "eta": 0},
+    "uniform-sets": {"eta": 0},
+    "superclass": {"q": None, "eta": 0},
+}
+
+
+def parse_rule(text: str) -> Rule:
+    """Parse `name:key=value,key=value`, filling in defaults."""
+    name, _, rest = text.partition(":")
+    if name not in _RULES:
+        raise UserError(f"unknown candidate rule '{name}'{did_you_mean(name, _RULES)}; there are {', '.join(_RULES)}")
+    known = _RULES[name]
+    given: dict[str, float] = {}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key not in known:
+            takes = ", ".join(known)
+            raise UserError(f"rule '{text}': no value '{key}'{did_you_mean(key, known)}; '{name}' takes {takes}")
+        try:
+            given[key] = float(value)
+        except ValueError:
+            raise UserError(f"rule '{text}': '{item}' needs a number, as in '{key}=0.5'") from None
+    missing = [key for key, default in known.items() if default is None and key not in given]
+    if missing:
+        raise UserError(f"rule '{text}' needs {missing[0]}, as in '{name}:{missing[0]}=0.5'")
+    defaults = {key: value for key, value in known.items() if value is not None}
+    return Rule(name, {key: given.get(key, defaults.get(key, 0.0)) for key in known})
+
+
+def apply_rule(rule: Rule, labels: ArrayLike, classes: int, seed: int, groups: Sequence[Any] | None = None) -> Bools:
+    """Draw candidate sets for plain labels."""
+    v = rule.values
+    if rule.name == "uniform":
+        sets = uniform(labels, classes, v["q"], seed, at_least_two=bool(v["at_least_two"]))
+    elif rule.name == "uniform-sets":
+        sets = uniform_sets(labels, classes, seed)
+    else:
+        if groups is None:
+            raise UserError(f"rule '{rule}' needs superclasses, which this data does not have")
+        sets = superclass(labels, groups, v["q"], seed)
+    # A stream of its own, so that η = 0 and η > 0 share the sets they start from.
+    return drop_truth(sets, labels, v["eta"], seed + 1_000_003) if v["eta"] else sets

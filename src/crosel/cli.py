@@ -1,0 +1,183 @@
+"""The command line: thin. Everything heavy is imported inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from crosel.errors import Diverged, Interrupted, UserError
+
+app = typer.Typer(
+    name="crosel", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Train a classifier from sets of candidate labels, and get the true labels back.",
+)  # fmt: skip
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Trust = Annotated[bool, typer.Option("--trust-code", help="allow a run to import its own network code")]
+DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the demo's runs and report")] = Path("demo-run"),
+    device: Device = "cpu",
+) -> None:
+    """Train CroSel and CC on scikit-learn's digits with candidate sets, and compare them."""
+    from crosel.demo import run_demo
+
+    run_demo(out, device)
+
+
+@app.command()
+def train(
+    source: Annotated[str | None, typer.Argument(help="digits, cifar10, cifar100, or a file (npz)")] = None,
+    method: Annotated[str | None, typer.Option(help="method to train by; `crosel info` lists them")] = None,
+    preset: Annotated[str | None, typer.Option(help="settings that come with crosel, such as demo/digits")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, such as train.epochs=20; may be repeated")
+    ] = None,
+    candidates: Annotated[str | None, typer.Option(help="rule that draws sets, such as uniform:q=0.3")] = None,
+    data: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default runs/SOURCE-METHOD-SEED")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
+    seed: Annotated[int | None, typer.Option(help="decides sets, weights and all draws")] = None,
+    device: Device = "auto",
+) -> None:
+    """Train one run into a run folder."""
+    from crosel.config import build_config
+    from crosel.console import Console
+    from crosel.runner import train_run
+    from crosel.session import pick_device
+
+    console = Console()
+    if source is None:
+        if not (resume and out):
+            raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
+        session = train_run(None, out, pick_device(device), resume=True, console=console)
+    else:
+        values: dict[str, Any] = {
+            "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
+            "method": {"name": method} if method else None,
+        }  # fmt: skip
+        built = build_config(preset=preset, file=config, settings=set_ or (), values=values)
+        out = out or Path("runs") / f"{Path(source).stem}-{built.method.name}-{built.seed}"
+        session = train_run(built, out, pick_device(device), resume, console)
+    row = session.progress.rows[-1]
+    if "test_accuracy" in row:
+        typer.echo(f"test accuracy {100 * row['test_accuracy']:.2f} % (last epoch)")
+    typer.echo(f"run folder: {out}")
+
+
+@app.command()
+def eval(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    source: Annotated[str | None, typer.Argument(help="other data with true labels; default: the run's own")] = None,
+    data: DataDir = None,
+    json_: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    device: Device = "auto",
+    trust_code: Trust = False,
+) -> None:
+    """Accuracy and the rest, of a run on its own test set or on another source."""
+    import json
+
+    from crosel.evaluate import evaluate_run
+    from crosel.session import pick_device
+
+    result = evaluate_run(run, source, data, pick_device(device), trust_code)
+    if json_:
+        typer.echo(json.dumps(result))
+    else:
+        width = max(map(len, result))
+        for name, value in result.items():
+            typer.echo(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    input: Annotated[Path, typer.Argument(help="npz file with x")],
+    out: Annotated[Path, typer.Option(help="csv or jsonl file to write")],
+    top: Annotated[int, typer.Option(min=1, help="how many labels to give for each example")] = 1,
+    device: Device = "auto",
+    trust_code: Trust = False,
+) -> None:
+    """Labels and probabilities for new data."""
+    from crosel.evaluate import predict_file
+    from crosel.session import pick_device
+
+    count = predict_file(run, input, out, top, pick_device(device), trust_code)
+    typer.echo(f"{count} predictions: {out}")
+
+
+@app.command()
+def labels(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    out: Annotated[Path, typer.Option(help="csv, jsonl or npz file to write")],
+    data: DataDir = None,
+    device: Device = "auto",
+    trust_code: Trust = False,
+) -> None:
+    """The training set's labels, cleaned."""
+    from collections import Counter
+
+    from crosel.labels import label_table, write_labels
+    from crosel.run import load_run
+    from crosel.session import pick_device
+
+    table = label_table(load_run(run, pick_device(device), trust_code, data_dir=data))
+    write_labels(table, out)
+    flags = Counter(flag or "clear" for flag in table.flags)
+    typer.echo(f"{len(table.flags)} labels ({', '.join(f'{n} {flag}' for flag, n in flags.most_common())}): {out}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
+    out: Annotated[Path, typer.Option(help="html file to write")],
+) -> None:
+    """Curves of one or more runs in one self-contained page."""
+    from crosel.report import write_report
+    from crosel.run import RunFolder
+
+    folders = [RunFolder(path) for path in runs]
+    write_report(folders, out)
+    typer.echo(f"report: {out}")
+
+
+@app.command()
+def info() -> None:
+    """Versions, devices, methods, presets."""
+    from crosel.evaluate import info_lines
+
+    for line in info_lines():
+        typer.echo(line)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    sys.stderr.write(f"crosel: {text}\n")
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """Run the command line with the exit codes of the product: 0, 2 for the user, 1 for us, 130 on Ctrl-C."""
+    # typer brings its own click from some version on; its exceptions are reached through those it exports.
+    usage_error = typer.BadParameter.__mro__[1]
+    try:
+        app(standalone_mode=False)
+    except (UserError, Diverged) as error:
+        _fail(str(error), 2)
+    except Interrupted:
+        _fail("stopped; the state is saved, go on with --resume", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped", 130)
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+    except Exception as error:
+        if isinstance(error, usage_error):
+            message = getattr(error, "format_message", error.__str__)()
+            _fail(f"{message} (crosel --help shows what there is)", 2)
+        raise

@@ -1,0 +1,212 @@
+"""Everything that decides a run, in one frozen model: defaults, then a preset, a file, and `--set`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+
+from crosel.augment import AugmentSettings
+from crosel.errors import UserError, did_you_mean
+from crosel.methods.base import MethodSettings, find_method, method_settings
+from crosel.nets import NetworkSettings
+
+
+class TrainSettings(BaseModel):
+    """The loop: how long, how fast, how often to look."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    epochs: int = Field(50, ge=1, description="passes over the training set, warm-up included")
+    batch_size: int = Field(64, ge=1, description="examples of each stream in a step; at most the whole set")
+    lr: float = Field(0.05, gt=0, description="learning rate at the start")
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(1e-4, ge=0)
+    schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="course of the learning rate")
+    milestones: tuple[float, ...] = Field((0.5, 0.75), description="step: shares of the epochs after which lr drops")
+    decay: float = Field(0.1, gt=0, le=1, description="step: factor at each milestone")
+    lr_ramp: float = Field(0, ge=0, description="epochs over which the learning rate rises from 0")
+    bf16: bool = Field(False, description="forward passes in bfloat16 (weights stay float32)")
+    cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it")
+    evaluate_every: int = Field(1, ge=1, description="epochs between test passes; the last epoch always has one")
+    eval_batch_size: int = Field(1024, ge=1, description="examples in a chunk of the passes without gradient")
+    log_every: int = Field(50, ge=1, description="steps between looks at the loss (each a device sync)")
+    keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
+
+    @field_validator("milestones")
+    @classmethod
+    def _milestones(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not 0 < m < 1 for m in value) or list(value) != sorted(value):
+            raise ValueError("milestones are rising shares of the run, such as [0.5, 0.75]")
+        return value
+
+    @model_validator(mode="after")
+    def _nesterov(self) -> TrainSettings:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+class RunConfig(BaseModel):
+    """A run: what to learn from, by which method, with which network, how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    source: str = Field(description="digits, cifar10, cifar100 or a file")
+    data_dir: str | None = Field(None, description="folder that holds the published files of a named source")
+    candidates: str | None = Field(None, description="rule that draws candidate sets, such as uniform:q=0.3")
+    seed: int = Field(0, ge=0, lt=2**63, description="decides candidate sets, starting weights and all draws")
+    method: SerializeAsAny[MethodSettings]
+    network: NetworkSettings = NetworkSettings()
+    augment: AugmentSettings = AugmentSettings()
+    train: TrainSettings = TrainSettings()
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _merge(base: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge. Settings of one method mean nothing to another, so a new method name starts afresh."""
+    out = dict(base)
+    for key, value in extra.items():
+        old = out.get(key)
+        if key == "method" and isinstance(value, Mapping) and isinstance(old, Mapping):
+            other = value.get("name", old.get("name")) != old.get("name")
+            out[key] = dict(value) if other else _merge(dict(old), value)
+        elif isinstance(old, Mapping) and isinstance(value, Mapping):
+            out[key] = _merge(dict(old), value)
+        else:
+            out[key] = value
+    return out
+
+
+def _parse_set(items: Iterable[str]) -> dict[str, Any]:
+    """`method.gamma=0.95` -> {"method": {"gamma": 0.95}}."""
+    tree: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"--set {item}: write NAME=VALUE, as in --set train.epochs=20")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
+            with contextlib.suppress(ValueError):
+                value = float(value)
+        *path, last = name.strip().split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"--set {item}: '{part}' was given a value already")
+        node[last] = value
+    return tree
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        place = f"{path}, line {where.line + 1}, column {where.column + 1}" if where else str(path)
+        raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected settings as 'name: value' lines")
+    return content
+
+
+def presets() -> dict[str, Any]:
+    """Names and files of the presets that come with the package."""
+    root = resources.files("crosel") / "presets"
+    return {
+        f"{folder.name}/{file.name.removesuffix('.yaml')}": file
+        for folder in sorted(root.iterdir(), key=lambda f: f.name)
+        if folder.is_dir()
+        for file in sorted(folder.iterdir(), key=lambda f: f.name)
+        if file.name.endswith(".yaml")
+    }
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    known = presets()
+    if name not in known:
+        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+    content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def build_config(
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    settings: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Merge preset, file, flags (`values`) and `--set` items, each over the one before, and check the result."""
+    tree: dict[str, Any] = {"method": {"name": "crosel"}}
+    if preset:
+        tree = _merge(tree, read_preset(preset))
+    if file:
+        tree = _merge(tree, read_yaml(file))
+    tree = _merge(tree, {key: value for key, value in (values or {}).items() if value is not None})
+    tree = _merge(tree, _parse_set(settings))
+    return check_config(tree)
+
+
+def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
+    """Validate a tree of settings, or say in one line what is wrong with the first faulty one."""
+    method = tree.get("method")
+    if not isinstance(method, Mapping):
+        raise UserError(f"{place}setting 'method' needs a name and its settings, as in method: {{name: crosel}}")
+    try:
+        checked = method_settings(method)
+    except ValidationError as error:
+        raise UserError(place + _explain(error, ["method"], tree)) from None
+    try:
+        return RunConfig.model_validate({**tree, "method": checked})
+    except ValidationError as error:
+        raise UserError(place + _explain(error, [], tree)) from None
+
+
+def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any]) -> str:
+    """One line for the first fault, with the nearest known name for an unknown one."""
+    first = error.errors()[0]
+    path = [*prefix, *(str(part) for part in first["loc"])]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        section = "".join(f"{part}." for part in path[:-1])
+        return f"unknown setting '{name}'{did_you_mean(name, [section + n for n in _known_names(path[:-1], tree)])}"
+    if first["type"] == "missing":
+        return f"setting '{name}' is missing"
+    given = first.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool | list | tuple) else ""
+    message = first["msg"].removeprefix("Value error, ")
+    return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
+
+
+def _known_names(path: list[str], tree: Mapping[str, Any]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in path:
+        if part == "method":
+            name = tree.get("method", {}).get("name", "crosel")
+            model = find_method(name).Settings
+        else:
+            field = model.model_fields.get(part)
+            annotation = field.annotation if field else None
+            found = annotation if isinstance(annotation, type) else next(iter(get_args(annotation)), None)
+            if not (isinstance(found, type) and issubclass(found, BaseModel)):
+                return []
+            model = found
+    return list(model.model_fields)

@@ -1,0 +1,55 @@
+"""What a person sees while a run goes on: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from crosel.session import Session
+from crosel.train import Row
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def epoch_line(row: Row, epochs: int) -> str:
+    """The console's view of one line of metrics.jsonl."""
+    parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"{row['phase']:<9}", f"loss {row['loss']:.4f}"]
+    for key, name in (
+        ("test_accuracy", "accuracy"), ("selection_ratio", "S-ratio"), ("oracle_selection_accuracy", "S-acc"),
+        ("covering_rate", "covering"),
+    ):  # fmt: skip
+        if key in row:
+            parts.append(f"{name} {percent(row[key])}")
+    parts.append(f"{row['seconds']:.1f} s")
+    return "  ".join(parts)
+
+
+class Console:
+    """A watcher of the loop that prints. `quiet` silences it."""
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.stream = stream or sys.stderr
+        self.quiet = quiet
+        self.live = not quiet and self.stream.isatty()
+        self._shown = 0.0
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.stream.write(("\r\033[K" if self.live else "") + text + "\n")
+            self.stream.flush()
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
+        if self.live and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            total = session.config.train.epochs
+            self.stream.write(f"\r\033[Kepoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
+            self.stream.flush()
+
+    def on_state(self, session: Session) -> None:
+        pass
+
+    def on_epoch(self, session: Session, row: Row) -> None:
+        self.say(epoch_line(row, session.config.train.epochs))

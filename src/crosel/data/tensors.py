@@ -1,0 +1,90 @@
+"""The data on the device: raw examples, their normalisation, their views, and the order they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from crosel.augment import View
+from crosel.data.dataset import Dataset
+from crosel.methods.base import Batch, Stream
+
+
+class Normaliser(nn.Module):
+    """Raw uint8 images or float features -> zero mean and unit variance for each channel or column.
+
+    Its two buffers are saved with the networks, so prediction needs nothing but the run.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    @classmethod
+    def of(cls, data: Dataset) -> Normaliser:
+        """Use the published values where the dataset has them, otherwise those of its training examples."""
+        if data.mean is not None and data.std is not None:
+            mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+        elif data.is_image:
+            mean, std = _pixel_statistics(torch.from_numpy(data.x))
+        else:
+            x = torch.from_numpy(data.x).double()
+            mean, std = x.mean(dim=0), x.std(dim=0, unbiased=False)
+        std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant column says nothing: leave its scale
+        shape = (-1, 1, 1) if data.is_image else (-1,)
+        return cls(mean.float().view(shape), std.float().view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        return (raw - self.mean) / self.std
+
+
+def _pixel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, from counts of grey levels: exact, and no float copy of the images."""
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
+    mean = (counts * levels).sum(dim=1) / counts.sum(dim=1)
+    square = (counts * levels**2).sum(dim=1) / counts.sum(dim=1)
+    return mean, (square - mean**2).clamp_min(0).sqrt()
+
+
+def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generator) -> Tensor:
+    """Indices for one epoch, [steps, batch], on the pool's device: the pool in random order, again and again.
+
+    Every member comes at least once if the epoch is long enough. A pool that fits the epoch once is filled up from
+    its own beginning, so that no batch holds an example twice unless the pool is smaller than a batch.
+    """
+    total = steps * batch
+    rounds = max(1, total // len(pool))
+    order = torch.cat([torch.randperm(len(pool), generator=generator, device=pool.device) for _ in range(rounds)])
+    return pool[order[torch.arange(total, device=pool.device) % len(order)]].view(steps, batch)
+
+
+class TrainingTensors:
+    """Training examples on the device, and the batches a method asks for."""
+
+    def __init__(self, data: Dataset, views: Mapping[str, View], normalise: Normaliser, device: torch.device) -> None:
+        self.x = torch.from_numpy(data.x).to(device)
+        self.views, self.normalise = views, normalise
+        self.everything = torch.arange(data.n, device=device)
+
+    def epoch_indices(
+        self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Draw the order of every stream for one epoch."""
+        return {
+            name: draw_indices(self.everything if s.pool is None else s.pool, steps, batch, generator)
+            for name, s in streams.items()
+        }
+
+    def batch(self, index: Tensor, stream: Stream, generator: torch.Generator) -> Batch:
+        """Gather raw examples and make each wanted view of them; `name#2` is one more draw of view `name`."""
+        raw = self.x[index]
+        views = {name: self.normalise(self.views[name.partition("#")[0]](raw, generator)) for name in stream.views}
+        return Batch(index, views)

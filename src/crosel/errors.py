@@ -1,0 +1,24 @@
+"""The one exception for everything a user can mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input, said in one or two plain lines that name the place and the remedy. Exit code 2."""
+
+
+class Interrupted(Exception):  # noqa: N818  (not an error)
+    """Ctrl-C or SIGTERM: the step was finished and the state saved. Exit code 130."""
+
+
+class Diverged(RuntimeError):  # noqa: N818
+    """The loss is no longer a finite number; the last checkpoint is good. Exit code 2."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` for the nearest known name, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{near[0]}'?)" if near else ""

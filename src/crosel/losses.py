@@ -1,0 +1,36 @@
+"""Losses that more than one method uses. Pure functions of logits, in log space, mean over the batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def restrict(logits: Tensor, candidates: Tensor) -> Tensor:
+    """Logits with everything outside the candidate sets at minus infinity."""
+    return logits.masked_fill(~candidates, -torch.inf)
+
+
+def candidate_probabilities(logits: Tensor, candidates: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """Return p^(1/T) restricted to S and renormalised: a distribution on each candidate set.
+
+    softmax(f)^(1/T) is softmax(f/T) up to a factor that the renormalisation removes, so one masked softmax
+    gives the result without a power, a quotient or an underflow.
+    """
+    return torch.softmax(restrict(logits.float() / temperature, candidates), dim=1)
+
+
+def cc_loss(logits: Tensor, candidates: Tensor) -> Tensor:
+    """Classifier-consistent loss (Feng et al., 2020): mean of -log Σ_{j in S} p_j.
+
+    Written as logsumexp(f) - logsumexp(f on S), which stays finite where the sum of probabilities underflows.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (logits.logsumexp(dim=1) - restrict(logits, candidates).logsumexp(dim=1)).mean()
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the batch of -Σ_j targets_j log p_j, for rows of non-negative weights."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()

@@ -1,0 +1,189 @@
+"""The contract between a method and the training loop, and the registry of methods.
+
+A method is a `Module`. It says which batches it wants (`streams`), turns them into losses (`loss`), may act
+after the optimiser's step (`after_step`) and after the pass over the training set (`observe`, `end_epoch`),
+and predicts (`outputs`, `combine`). It knows neither the loop nor the true labels.
+
+Rules that make checkpoints, resuming and CUDA graphs work for every method:
+
+* What must survive a restart is a registered buffer or a parameter (per-example tables: float32 or int32, [n, ...]).
+* `begin_epoch` may be called a second time when a run resumes in the middle of an epoch, so it may only set what
+  follows from the epoch number and from buffers that the steps of an epoch leave alone.
+* `loss` and `after_step` run on the device only: no `.item()`, no Python `if` on a tensor, static shapes. A number
+  that changes between epochs is a 0-dim buffer set in `begin_epoch`; where the *code path* changes, `phase` changes.
+* All randomness comes from the generator that is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from crosel.errors import UserError, did_you_mean
+
+
+class MethodSettings(BaseModel):
+    """Base of every method's settings: frozen, and unknown names are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a method may know of the training set and of the run ahead."""
+
+    candidates: Tensor  # bool [n, k]
+    epochs: int
+    steps_per_epoch: int
+
+    @property
+    def n(self) -> int:
+        return self.candidates.shape[0]
+
+    @property
+    def classes(self) -> int:
+        return self.candidates.shape[1]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One batch a step: which views of which examples. The pool is cycled through in random order."""
+
+    views: tuple[str, ...]
+    pool: Tensor | None = None  # int64 indices, at least one; None means all examples
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one stream: their positions in the training set, and their normalised views [B, ...]."""
+
+    index: Tensor
+    views: Mapping[str, Tensor]
+
+    def __getitem__(self, view: str) -> Tensor:
+        return self.views[view]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What to minimise, and what to show (0-dim tensors, averaged over the epoch by the loop)."""
+
+    objective: Tensor
+    report: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainingLabels:
+    """What a method has to say about the labels of its own training set, one row a network [v, n]."""
+
+    labels: Tensor  # int64, the label each network would give; -1 where it has none
+    confidence: Tensor  # float32, how sure it has been of late
+    stable: Tensor  # bool: stable and confident, inside the candidate set or not
+    selected: Tensor  # bool: stable and confident, and inside the candidate set
+
+
+class Method(nn.Module):
+    """Base class: one network, one stream of weak views, prediction by softmax."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    Settings: ClassVar[type[MethodSettings]]
+    watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
+
+    candidates: Tensor
+
+    def __init__(
+        self, settings: MethodSettings, problem: Problem, make_network: Callable[[], nn.Module], networks: int = 1
+    ) -> None:
+        super().__init__()
+        self.problem = problem
+        self.networks = nn.ModuleList(make_network() for _ in range(networks))
+        # The run folder keeps the candidate sets; no need to write them into every checkpoint again.
+        self.register_buffer("candidates", problem.candidates, persistent=False)
+        self.phase = "training"
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Prepare epoch 1, 2, …: set `phase` and the numbers that change between epochs."""
+
+    def streams(self) -> dict[str, Stream]:
+        """Return the batches wanted in every step of this epoch, by name."""
+        return {"all": Stream(("weak",))}
+
+    def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
+        """Compute the losses of one step. No backward pass, no host synchronisation."""
+        raise NotImplementedError  # abstract
+
+    def after_step(self, batches: Mapping[str, Batch]) -> None:
+        """Update state after the optimiser's step, without gradient."""
+
+    def observe(self, rows: slice, outputs: Tensor) -> None:
+        """See `outputs` [v, rows, k] of un-augmented training examples in evaluation mode, chunk by chunk."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Close the epoch, after `observe` has seen the whole training set (if `watches_training_set`)."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the method's own numbers for this epoch's line in `metrics.jsonl`. May synchronise."""
+        return {}
+
+    # --- prediction -------------------------------------------------------------------------------------------
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Logits of every network, [v, B, k]."""
+        return torch.stack([network(x) for network in self.networks])
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        """Class probabilities [B, k] from the networks' logits [v, B, k]."""
+        return torch.softmax(outputs.float().mean(dim=0), dim=1)
+
+    def training_labels(self) -> TrainingLabels | None:
+        """Selected labels of the training set, for methods that select."""
+        return None
+
+
+# --- the registry -------------------------------------------------------------------------------------------------
+
+_METHODS: dict[str, type[Method]] = {}
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Class decorator: make a method known by its `name`."""
+    for attribute in ("name", "title", "paper", "Settings"):
+        if not hasattr(method, attribute):
+            raise TypeError(f"method {method.__name__} needs the class attribute '{attribute}'")
+    if _METHODS.get(method.name, method) is not method:
+        raise ValueError(f"a method named '{method.name}' is registered already")
+    _METHODS[method.name] = method
+    return method
+
+
+def methods() -> dict[str, type[Method]]:
+    """Return all known methods by name: ours, those registered in this process, those of installed packages."""
+    import crosel.methods  # noqa: F401  (its import registers our own)
+
+    for entry in entry_points(group="crosel.methods"):
+        if entry.name not in _METHODS:
+            register(entry.load())
+    return dict(sorted(_METHODS.items()))
+
+
+def find_method(name: str) -> type[Method]:
+    known = methods()
+    if name not in known:
+        raise UserError(f"unknown method '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+    return known[name]
+
+
+def method_settings(values: Mapping[str, Any]) -> MethodSettings:
+    """Build the settings of the method that `values['name']` names."""
+    return find_method(str(values.get("name"))).Settings.model_validate(dict(values))

@@ -1,0 +1,50 @@
+"""CC, classifier-consistent partial-label learning.
+
+Lei Feng et al., "Provably Consistent Partial-Label Learning", NeurIPS 2020.
+
+Legend: f logits, p = softmax(f), S candidate set.
+
+    L = mean of -log Σ_{j in S} p_j = mean of [logsumexp(f) - logsumexp(f on S)]      -> `crosel.losses.cc_loss`
+
+There is no state: candidate labels are never told apart except by what the network itself learns.
+
+Differences from the released code: it takes the logarithm of a sum of probabilities, which can be 0; we stay in
+log space. Its own experiments train without augmentation; CroSel's table adds the weak view, which is our default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from crosel.losses import cc_loss
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+
+
+class CCSettings(MethodSettings):
+    name: Literal["cc"] = "cc"
+    view: Literal["plain", "weak", "strong"] = Field("weak", description="augmentation of the training batch")
+
+
+@register
+class CC(Method):
+    name = "cc"
+    title = "CC: classifier-consistent loss"
+    paper = "Feng et al., Provably Consistent Partial-Label Learning, NeurIPS 2020"
+    Settings = CCSettings
+
+    def __init__(self, settings: CCSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
+        super().__init__(settings, problem, make_network)
+        self.settings = settings
+
+    def streams(self) -> dict[str, Stream]:
+        return {"all": Stream((self.settings.view,))}
+
+    def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
+        batch = batches["all"]
+        loss = cc_loss(self.networks[0](batch[self.settings.view]), self.candidates[batch.index])
+        return Losses(loss, {"loss": loss.detach()})

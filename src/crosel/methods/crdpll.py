@@ -1,0 +1,133 @@
+"""CRDPLL, consistency regularisation for deep partial-label learning.
+
+Dong-Dong Wu et al., "Revisiting Consistency Regularization for Deep Partial Label Learning", ICML 2022.
+
+Legend: x_0, x_1, x_2 views of one example (weak, strong, strong), f logits, p = softmax(f), S candidate set,
+s its 0/1 row, w the example's target, λ weight of the consistency, e epochs completed, R epochs of ramp.
+
+    w at the start: s / |S|                                                      -> `uniform_weights`
+    L_sup = -mean of Σ_{j not in S} log(1 - p_j(x_0))                            -> `supervised_loss`
+    L_con = Σ_v mean of KL(w || p(x_v))                                          -> `consistency_loss`
+    L = L_sup + min(λ e/R, λ) L_con                                              -> `ramp`
+    w after that:   s_j Π_v p_j(x_v)^(1/3), renormalised, from the same passes   -> `consistent_targets`
+
+log(1 - p_j) is a difference of two logsumexps, over all labels but j and over all. It needs no k x k table:
+every label but the likeliest has p_j <= 1/2, where log1p(-p_j) is accurate; only the likeliest needs a
+logsumexp of its own.
+
+Differences between paper and released code, and what we do:
+
+* The released code takes log(1.0000001 - p). That bounds each term at 16 and kills its gradient where p is
+  nearly 1, where a label outside S should be pushed away hardest. We use the stable form, without a bound.
+* It multiplies cube roots of probabilities and divides by a sum that can be 0; we average log-probabilities.
+* It counts epochs from 0 (the first epoch has no consistency) and ramps over 100 of 200 epochs. Our e is the
+  same count, and the ramp is a share of the run.
+* It runs the three views one after another, so that batch normalisation sees each by itself; so do we.
+* It updates w after the step, from outputs of before the step; we write the table once the loss has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from crosel.losses import restrict, soft_cross_entropy
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.proden import uniform_weights
+
+View = Literal["plain", "weak", "strong", "autoaugment"]
+
+
+def log_one_minus_probability(logits: Tensor) -> Tensor:
+    """Return log(1 - p_j) for every label, finite for any finite logits of two classes or more."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    likeliest = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.argmax(dim=1, keepdim=True), True)
+    rest = logits.masked_fill(likeliest, -torch.inf).logsumexp(dim=1, keepdim=True)
+    of_likeliest = rest - logits.logsumexp(dim=1, keepdim=True)
+    # Zero at the likeliest label keeps log1p(-1) and its infinite slope out of the graph.
+    of_others = torch.log1p(-torch.softmax(logits, dim=1).masked_fill(likeliest, 0.0))
+    return torch.where(likeliest, of_likeliest, of_others)
+
+
+def supervised_loss(logits: Tensor, candidates: Tensor) -> Tensor:
+    """L_sup: mean over the batch of -Σ_{j not in S} log(1 - p_j)."""
+    return -log_one_minus_probability(logits).masked_fill(candidates, 0.0).sum(dim=1).mean()
+
+
+def kl_divergence(targets: Tensor, logits: Tensor) -> Tensor:
+    """Mean over the batch of KL(w || p) = Σ_j w_j (log w_j - log p_j), with 0 log 0 = 0."""
+    return soft_cross_entropy(logits, targets) + torch.xlogy(targets, targets).sum(dim=1).mean()
+
+
+def consistency_loss(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """L_con: the sum over the views of the mean KL(w || p(x_v))."""
+    return torch.stack([kl_divergence(targets, view) for view in logits]).sum()
+
+
+def consistent_targets(logits: Sequence[Tensor], candidates: Tensor) -> Tensor:
+    """Return s_j Π_v p_j(x_v)^(1/V) renormalised, without gradient, float32.
+
+    One softmax over S of the views' mean log-probabilities: no product of small numbers, no quotient.
+    """
+    mean = torch.stack([F.log_softmax(view.detach().float(), dim=1) for view in logits]).mean(dim=0)
+    return torch.softmax(restrict(mean, candidates), dim=1)
+
+
+def ramp(epoch: int, ramp_epochs: float, consistency: float) -> float:
+    """Return min(λ e/R, λ) in epoch 1, 2, …, where e = epoch - 1 epochs are completed."""
+    return consistency if epoch - 1 >= ramp_epochs else consistency * (epoch - 1) / ramp_epochs
+
+
+class CRDPLLSettings(MethodSettings):
+    name: Literal["crdpll"] = "crdpll"
+    views: tuple[View, View, View] = Field(
+        ("weak", "autoaugment", "autoaugment"), description="x_0 (which L_sup sees), x_1 and x_2"
+    )
+    consistency: float = Field(1.0, ge=0, description="λ, full weight of the consistency loss")
+    ramp_share: float = Field(0.5, ge=0, le=1, description="share of the epochs over which λ grows from 0")
+
+
+@register
+class CRDPLL(Method):
+    name = "crdpll"
+    title = "CRDPLL: consistency regularisation"
+    paper = "Wu et al., Revisiting Consistency Regularization for Deep Partial Label Learning, ICML 2022"
+    Settings = CRDPLLSettings
+
+    weights: Tensor
+    consistency: Tensor
+
+    def __init__(self, settings: CRDPLLSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
+        super().__init__(settings, problem, make_network)
+        self.settings = settings
+        self.register_buffer("weights", uniform_weights(problem.candidates))
+        # Follows from the epoch alone, so checkpoints need not hold it.
+        self.register_buffer("consistency", torch.zeros((), device=problem.candidates.device), persistent=False)
+        first, *others = settings.views
+        self.views = (first, *(f"{view}#{number}" for number, view in enumerate(others, start=1)))
+
+    def begin_epoch(self, epoch: int) -> None:
+        ramp_epochs = self.settings.ramp_share * self.problem.epochs
+        self.consistency.fill_(ramp(epoch, ramp_epochs, self.settings.consistency))
+
+    def streams(self) -> dict[str, Stream]:
+        return {"all": Stream(self.views)}
+
+    def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
+        batch = batches["all"]
+        candidates = self.candidates[batch.index]
+        logits = [self.networks[0](batch[view]) for view in self.views]
+        supervised = supervised_loss(logits[0], candidates)
+        consistency = consistency_loss(logits, self.weights[batch.index])
+        loss = supervised + self.consistency * consistency
+        self.weights[batch.index] = consistent_targets(logits, candidates)
+        parts = {"loss": loss, "loss_supervised": supervised, "loss_consistency": consistency}
+        return Losses(loss, {name: part.detach() for name, part in parts.items()})
+
+    def metrics(self) -> dict[str, float]:
+        return {"consistency_weight": float(self.consistency)}

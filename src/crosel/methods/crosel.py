@@ -1,0 +1,266 @@
+"""CroSel: two networks select confident labels for each other from their prediction history.
+
+Shiyu Tian, Hongxin Wei, Yiqun Wang, Lei Feng, "CroSel: Cross Selection of Confident Pseudo Labels for
+Partial-Label Learning", CVPR 2024.
+
+Legend: f logits, S candidate set, q^1..q^t a network's last t softmax outputs for an example, x_w and x_s weak and
+strong view, B batch size, r_s share of the examples that are selected.
+
+| equation | function |
+|---|---|
+| (1), (2), (3)  criteria β1, β2, β3 | `crosel.bank`: `label_is_candidate`, `label_is_stable`, `confidence_is_high` |
+| (4)  D_sel | `crosel.bank.MemoryBank.select` |
+| (5)  L_l = mean cross-entropy of x_w against the *other* network's selected label | `selected_loss` |
+| (6)  f' = (f1 + f2) / 2 | `average_outputs` |
+| (7)  pseudo label: sharpened with T, restricted to S, renormalised | `comix_targets` |
+| (8), (9)  λ ~ Beta(α, α), λ' = max(λ, 1-λ) | `mixing_weight` |
+| (10), (11)  x' and p' mixed with a random partner | `mix` |
+| (12)  L_cr = mean soft cross-entropy over the 2B mixed pairs | `crosel.losses.soft_cross_entropy` |
+| (13)  L = L_l + λ_d L_cr | `total_loss` |
+| (14)  λ_d = (1 - r_s) λ_cr | `dynamic_weight` |
+
+Where paper and released code part, and what we do:
+
+* Eq. (7) is written exp(f^(1/T)), which is undefined for f < 0; the released code overwrites its sharpened
+  values, so that T = 1 in truth. We compute p^(1/T) on S, renormalised, in log space.
+* Targets come from the network itself, without gradient, in train mode (batch statistics; running statistics move),
+  from one pass over both views. `target_mode: eval` is there to see why not: it collapses.
+* The bank sees every un-augmented example in evaluation mode after every epoch.
+* λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
+  fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from crosel.bank import MemoryBank
+from crosel.errors import UserError
+from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy
+from crosel.methods.base import (
+    Batch,
+    Losses,
+    Method,
+    MethodSettings,
+    Problem,
+    Stream,
+    TrainingLabels,
+    register,
+)
+
+View = Literal["plain", "weak", "strong"]
+
+
+def selected_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Eq. (5): mean cross-entropy against the selected labels."""
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
+
+
+def average_outputs(outputs: Tensor, of: Literal["logits", "probabilities"] = "logits") -> Tensor:
+    """Eq. (6): class probabilities [B, k] from the networks' logits [v, B, k]."""
+    if of == "logits":
+        return torch.softmax(outputs.float().mean(dim=0), dim=1)
+    return torch.softmax(outputs.float(), dim=2).mean(dim=0)
+
+
+def comix_targets(logits: Tensor, candidates: Tensor, temperature: float | Tensor) -> Tensor:
+    """Eq. (7): p^(1/T) restricted to S and renormalised. Carries no gradient."""
+    return candidate_probabilities(logits.detach(), candidates, temperature)
+
+
+def mixing_weight(alpha: float, count: int, generator: torch.Generator) -> Tensor:
+    """Eqs. (8), (9): λ' = max(λ, 1-λ), λ ~ Beta(α, α), on the generator's device: [count].
+
+    A Beta draw is g1 / (g1 + g2) of two Gamma(α) draws. `torch._standard_gamma` is what torch's own Beta
+    distribution calls; it is used here because that class takes no generator.
+    """
+    shape = torch.full((2, count), alpha, device=generator.device)
+    gamma = torch._standard_gamma(shape, generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
+    share = gamma[0] / gamma.sum(dim=0)
+    return torch.maximum(share, 1 - share)
+
+
+def mix(values: Tensor, partner: Tensor, weight: Tensor) -> Tensor:
+    """Eqs. (10), (11): λ' v_i + (1-λ') v_partner(i), with one weight [1] for all or one a row [B]."""
+    weight = weight.view(-1, *[1] * (values.ndim - 1)).to(values.dtype)
+    return weight * values + (1 - weight) * values[partner]
+
+
+def total_loss(selected: Tensor, comix: Tensor, weight: Tensor | float) -> Tensor:
+    """Eq. (13)."""
+    return selected + weight * comix
+
+
+def dynamic_weight(selected_share: float, lambda_cr: float) -> float:
+    """Eq. (14)."""
+    return (1 - selected_share) * lambda_cr
+
+
+def ramp(start: float | None, end: float, progress: float) -> float:
+    """Go linearly from start to end as progress goes from 0 to 1; without a start, stay at the end."""
+    return end if start is None else start + (end - start) * min(1.0, max(0.0, progress))
+
+
+class CroSelSettings(MethodSettings):
+    name: Literal["crosel"] = "crosel"
+    networks: Literal[1, 2] = Field(2, description="two select for each other; one selects for itself")
+    warmup: int | None = Field(None, ge=1, description="epochs of CC before selecting; default 10, at most a third")
+    warmup_view: View = Field("weak", description="augmentation during warm-up")
+    bank_length: int = Field(3, ge=1, description="t, epochs of history")
+    gamma: float = Field(0.9, ge=0, le=1, description="γ, confidence that the mean must exceed")
+    criteria: tuple[Literal[1, 2, 3], ...] = Field((1, 2, 3), description="which of β1, β2, β3 apply")
+    lambda_cr: float = Field(4.0, ge=0, description="λ_cr, weight of co-mix")
+    dynamic_lambda: bool = Field(True, description="scale λ_cr by the share not selected (Eq. 14)")
+    scope: Literal["all", "unselected", "none"] = Field("all", description="examples that co-mix sees")
+    selected_view: View = Field("weak", description="augmentation of the selected batch")
+    temperature: float = Field(0.5, gt=0, description="T, sharpening of the pseudo labels")
+    alpha: float = Field(0.75, gt=0, description="α of MixUp's Beta distribution")
+    mix_per_pair: bool = Field(False, description="one λ for each pair instead of one a step")
+    target_mode: Literal["train", "eval"] = Field("train", description="batch norm in the target pass")
+    average: Literal["logits", "probabilities"] = Field("logits", description="what prediction averages")
+    ramp: int = Field(0, ge=0, description="epochs after warm-up over which the *_start values move to their ends")
+    temperature_start: float | None = Field(None, gt=0, description="T when selection begins")
+    lambda_cr_start: float | None = Field(None, ge=0, description="λ_cr when selection begins")
+    gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins")
+
+
+@register
+class CroSel(Method):
+    name = "crosel"
+    title = "CroSel: cross selection of confident pseudo labels"
+    paper = "Tian et al., CroSel: Cross Selection of Confident Pseudo Labels for Partial-Label Learning, CVPR 2024"
+    Settings = CroSelSettings
+    watches_training_set = True
+
+    banks: Sequence[MemoryBank]  # an nn.ModuleList; this is how its members are typed
+    selected: Tensor
+    labels: Tensor
+    lambda_d: Tensor
+    temperature: Tensor
+
+    def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
+        super().__init__(settings, problem, make_network, networks=settings.networks)
+        self.settings = settings
+        if settings.warmup is not None and settings.warmup >= problem.epochs:
+            raise UserError(
+                f"method.warmup is {settings.warmup}, but there are only {problem.epochs} epochs: nothing would ever "
+                "be selected; raise train.epochs or lower method.warmup"
+            )
+        self.warmup = settings.warmup or min(10, max(1, problem.epochs // 3))
+        self.banks = cast(
+            Sequence[MemoryBank], nn.ModuleList(MemoryBank(settings.bank_length, problem.n) for _ in self.networks)
+        )
+        self.register_buffer("selected", torch.zeros(settings.networks, problem.n, dtype=torch.bool))
+        self.register_buffer("labels", torch.full((settings.networks, problem.n), -1, dtype=torch.int32))
+        self.register_buffer("lambda_d", torch.zeros(()), persistent=False)
+        self.register_buffer("temperature", torch.ones(()), persistent=False)
+        self._watching = False
+
+    def teacher(self, network: int) -> int:
+        """The network whose selection `network` learns from."""
+        return len(self.networks) - 1 - network
+
+    def _progress(self, epoch: int) -> float:
+        return (epoch - self.warmup - 1) / self.settings.ramp if self.settings.ramp else 1.0
+
+    def begin_epoch(self, epoch: int) -> None:
+        s = self.settings
+        self.phase = "warm-up" if epoch <= self.warmup else "selection"
+        progress = self._progress(epoch)
+        lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, progress) if s.scope != "none" else 0.0
+        share = float(self.selected.float().mean()) if s.dynamic_lambda else 0.0
+        self.lambda_d.fill_(dynamic_weight(share, lambda_cr) if self.phase == "selection" else 0.0)
+        self.temperature.fill_(ramp(s.temperature_start, s.temperature, progress))
+
+    def streams(self) -> dict[str, Stream]:
+        s, streams = self.settings, {}
+        for v in range(len(self.networks)):
+            if self.phase == "warm-up":
+                streams[f"all_{v}"] = Stream((s.warmup_view,))
+                continue
+            mask = self.selected[self.teacher(v)]
+            chosen, rest = mask.nonzero().squeeze(1), (~mask).nonzero().squeeze(1)
+            if len(chosen):
+                streams[f"selected_{v}"] = Stream((s.selected_view,), pool=chosen)
+            if s.scope == "all":
+                streams[f"all_{v}"] = Stream(("weak", "strong"))
+            elif s.scope == "unselected" and len(rest):
+                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=rest)
+        return streams
+
+    def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
+        zero = self.lambda_d.new_zeros(())
+        total, selected, comix = zero, zero, zero
+        for v, network in enumerate(self.networks):
+            everything, chosen = batches.get(f"all_{v}"), batches.get(f"selected_{v}")
+            if self.phase == "warm-up":
+                assert everything is not None
+                logits = network(everything[self.settings.warmup_view])
+                total = total + cc_loss(logits, self.candidates[everything.index])
+                continue
+            loss_selected, loss_comix = zero, zero
+            if chosen is not None:
+                labels = self.labels[self.teacher(v)][chosen.index].long()
+                loss_selected = selected_loss(network(chosen[self.settings.selected_view]), labels)
+            if everything is not None:
+                loss_comix = self._comix(network, everything, generator)
+            total = total + total_loss(loss_selected, loss_comix, self.lambda_d)
+            selected, comix = selected + loss_selected.detach(), comix + loss_comix.detach()
+        count = len(self.networks)
+        report = {"loss": total.detach() / count}
+        if self.phase == "selection":
+            report |= {"loss_selected": selected / count, "loss_comix": comix / count}
+        return Losses(total, report)
+
+    def _comix(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        candidates = self.candidates[batch.index]
+        x = torch.cat([batch["weak"], batch["strong"]])
+        with torch.no_grad():
+            network.train(self.settings.target_mode == "train")
+            of_weak, of_strong = network(x).chunk(2)
+            network.train()
+            # Crossed: the weak view learns what the network says of the strong one, and the other way round.
+            targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
+                                 comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
+            weight = mixing_weight(self.settings.alpha, len(x) if self.settings.mix_per_pair else 1, generator)
+            # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.
+            partner = torch.rand(len(x), generator=generator, device=generator.device).argsort()
+            x, targets = mix(x, partner, weight), mix(targets, partner, weight)
+        return soft_cross_entropy(network(x), targets)
+
+    def observe(self, rows: slice, outputs: Tensor) -> None:
+        if not self._watching:
+            for bank in self.banks:
+                bank.shift()
+            self._watching = True
+        for bank, logits in zip(self.banks, outputs, strict=True):
+            bank.write(rows, torch.softmax(logits.float(), dim=1))
+
+    def end_epoch(self, epoch: int) -> None:
+        self._watching = False
+        s = self.settings
+        gamma = ramp(s.gamma_start, s.gamma, self._progress(epoch))
+        for v, bank in enumerate(self.banks):
+            chosen = bank.select(self.candidates, gamma, s.criteria)
+            self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
+
+    def metrics(self) -> dict[str, float]:
+        shares = self.selected.float().mean(dim=1).tolist()
+        out = {"lambda_d": float(self.lambda_d), "selection_ratio": sum(shares) / len(shares)}
+        if len(shares) > 1:
+            out |= {f"selection_ratio_{v + 1}": share for v, share in enumerate(shares)}
+        return out
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        return average_outputs(outputs, self.settings.average)
+
+    def training_labels(self) -> TrainingLabels:
+        stable = [bank.select(self.candidates, self.settings.gamma, (2, 3)).mask for bank in self.banks]
+        confidence = torch.stack([bank.confidence.mean(dim=0) for bank in self.banks])
+        return TrainingLabels(self.labels.long(), confidence, torch.stack(stable), self.selected)

@@ -1,0 +1,77 @@
+"""PRODEN, progressive identification of the true label.
+
+Jiaqi Lv et al., "Progressive Identification of True Labels for Partial-Label Learning", ICML 2020.
+
+Legend: f logits, p = softmax(f), S candidate set, s its 0/1 row, w weights of the labels (a row sums to 1).
+
+    w at the start: s / |S|                                                           -> `uniform_weights`
+    L = mean of Σ_j w_j (-log p_j)                                                    -> `proden_loss`
+    w after that:   p_j s_j / Σ_{i in S} p_i, from the same forward pass              -> `proden_weights`
+
+The loss of a step uses the weights that the example's previous visit left behind.
+
+Differences between paper and released code, and what we do:
+
+* The released code reads the candidate set off the weights themselves (w > 0), so that a weight which once
+  underflowed to 0 never returns. We keep S apart from w.
+* It divides products of probabilities by their sum, which can be 0; we take one softmax over S.
+* Its own experiments train without augmentation; CroSel's table adds the weak view, which is our default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from crosel.losses import candidate_probabilities, soft_cross_entropy
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+
+
+def uniform_weights(candidates: Tensor) -> Tensor:
+    """Return 1/|S| on each candidate set and 0 elsewhere, float32 [n, k]."""
+    return candidates.float() / candidates.sum(dim=1, keepdim=True)
+
+
+def proden_loss(logits: Tensor, weights: Tensor) -> Tensor:
+    """Mean over the batch of Σ_j w_j (-log p_j)."""
+    return soft_cross_entropy(logits, weights)
+
+
+def proden_weights(logits: Tensor, candidates: Tensor) -> Tensor:
+    """Return p_j s_j / Σ_S p without gradient: a distribution on each candidate set, float32."""
+    return candidate_probabilities(logits.detach(), candidates)
+
+
+class PRODENSettings(MethodSettings):
+    name: Literal["proden"] = "proden"
+    view: Literal["plain", "weak", "strong"] = Field("weak", description="augmentation of the training batch")
+
+
+@register
+class PRODEN(Method):
+    name = "proden"
+    title = "PRODEN: progressive identification"
+    paper = "Lv et al., Progressive Identification of True Labels for Partial-Label Learning, ICML 2020"
+    Settings = PRODENSettings
+
+    weights: Tensor
+
+    def __init__(self, settings: PRODENSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
+        super().__init__(settings, problem, make_network)
+        self.settings = settings
+        self.register_buffer("weights", uniform_weights(problem.candidates))
+
+    def streams(self) -> dict[str, Stream]:
+        return {"all": Stream((self.settings.view,))}
+
+    def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
+        batch = batches["all"]
+        logits = self.networks[0](batch[self.settings.view])
+        loss = proden_loss(logits, self.weights[batch.index])
+        # The gathered rows above are a copy, so the table may change before the backward pass.
+        self.weights[batch.index] = proden_weights(logits, self.candidates[batch.index])
+        return Losses(loss, {"loss": loss.detach()})

@@ -1,0 +1,231 @@
+"""Networks. Each maps normalised inputs to logits, and shows its last hidden layer:
+
+    forward(x) = classify(features(x)),   features(x): [B, feature_size]
+
+Any `nn.Module` factory of the user's serves as well; only methods that look at features (PiCO) need the two parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from crosel.errors import UserError, did_you_mean
+
+NetworkFactory = Callable[[], nn.Module]
+
+
+class Classifier(nn.Module):
+    """Features and a linear layer on top."""
+
+    def __init__(self, feature_size: int, classes: int) -> None:
+        super().__init__()
+        self.feature_size = feature_size
+        self.head = nn.Linear(feature_size, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError  # abstract
+
+    def classify(self, features: Tensor) -> Tensor:
+        out: Tensor = self.head(features)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.features(x))
+
+
+def _conv3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+class _Block(nn.Module):
+    """Pre-activation block. Where the width changes, the activated tensor feeds both branches."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(inputs), _conv3(inputs, outputs, stride)
+        self.norm2, self.conv2 = nn.BatchNorm2d(outputs), _conv3(outputs, outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.norm1(x))
+        residual = self.conv2(F.relu(self.norm2(self.conv1(activated))))
+        out: Tensor = residual + (x if self.shortcut is None else self.shortcut(activated))
+        return out
+
+
+class WideResNet(Classifier):
+    """WRN-d-w (Zagoruyko and Komodakis, 2016) with a stem of 16 channels and no activation after it."""
+
+    def __init__(self, depth: int, width: int, classes: int, channels: int = 3) -> None:
+        if depth < 10 or (depth - 4) % 6:
+            raise UserError(f"a wide ResNet's depth is 6n + 4 (10, 16, 22, 28, 34, 40, …), not {depth}")
+        if width < 1:
+            raise UserError(f"a wide ResNet's width is at least 1, not {width}")
+        super().__init__(64 * width, classes)
+        self.stem = _conv3(channels, 16)
+        blocks: list[nn.Module] = []
+        inputs = 16
+        for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
+            for position in range((depth - 4) // 6):
+                # At width 1 the first group changes nothing, and its shortcut is the identity.
+                blocks.append(_Block(inputs, outputs, stride if position == 0 else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm2d(inputs)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.blocks(self.stem(x)))).mean(dim=(2, 3))
+
+
+def wide_resnet(depth: int, width: int, classes: int, channels: int = 3) -> WideResNet:
+    """Return a wide ResNet for images of any size: `wide_resnet(34, 10, 10)` has 46.2 million parameters."""
+    return WideResNet(depth, width, classes, channels)
+
+
+class SmallCNN(Classifier):
+    """Four convolutions with batch norm: for small images on a CPU. Works from 1x1 pixels on."""
+
+    def __init__(self, classes: int, channels: int = 3, width: int = 32) -> None:
+        super().__init__(2 * width, classes)
+        self.body = nn.Sequential(
+            _conv3(channels, width), nn.BatchNorm2d(width), nn.ReLU(),
+            _conv3(width, width), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.MaxPool2d(2, ceil_mode=True),
+            _conv3(width, 2 * width), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            _conv3(2 * width, 2 * width), nn.BatchNorm2d(2 * width), nn.ReLU(),
+        )  # fmt: skip
+
+    def features(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out.mean(dim=(2, 3))
+
+
+class MLP(Classifier):
+    """Fully connected layers with batch norm, for feature vectors (images are flattened)."""
+
+    def __init__(self, inputs: int, classes: int, hidden: tuple[int, ...] = (512, 256)) -> None:
+        super().__init__(hidden[-1] if hidden else inputs, classes)
+        layers: list[nn.Module] = []
+        for size in hidden:
+            layers += [nn.Linear(inputs, size), nn.BatchNorm1d(size), nn.ReLU()]
+            inputs = size
+        self.body = nn.Sequential(*layers)
+
+    def features(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x.flatten(1))
+        return out
+
+
+# --- by name ------------------------------------------------------------------------------------------------------
+
+
+class NetworkSettings(BaseModel):
+    """Which network; two of them with different starting weights for methods that train two."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str = Field("auto", description="auto, small-cnn, mlp, wrn-DEPTH-WIDTH, or module:factory of your own")
+    width: int = Field(32, ge=1, description="channels of small-cnn's first layers")
+    hidden: tuple[int, ...] = Field((512, 256), description="layer sizes of mlp")
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """(d,) for features, (channels, height, width) for images."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for side in self.shape:
+            size *= side
+        return size
+
+
+def network_name(settings: NetworkSettings, inputs: InputShape) -> str:
+    """Resolve `auto`: an MLP for features, a small CNN for images under 16 pixels, WRN-28-2 otherwise."""
+    if settings.name != "auto":
+        return settings.name
+    if not inputs.is_image:
+        return "mlp"
+    return "small-cnn" if min(inputs.shape[1:]) < 16 else "wrn-28-2"
+
+
+def network_factory(
+    settings: NetworkSettings, inputs: InputShape, classes: int, trust_code: bool = False
+) -> NetworkFactory:
+    """Return a function that builds one network. `module:factory` names need `trust_code`: they import code.
+
+    A user's factory is called as `factory(classes=k, shape=inputs.shape)`.
+    """
+    name = network_name(settings, inputs)
+    wrn = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    if (wrn or name == "small-cnn") and not inputs.is_image:
+        raise UserError(f"network '{name}' is for images, but the data has features; use --set network.name=mlp")
+    if wrn:
+        depth, width = int(wrn[1]), int(wrn[2])
+        return lambda: WideResNet(depth, width, classes, inputs.shape[0])
+    if name == "small-cnn":
+        return lambda: SmallCNN(classes, inputs.shape[0], settings.width)
+    if name == "mlp":
+        return lambda: MLP(inputs.size, classes, settings.hidden)
+    if ":" in name:
+        if not trust_code:
+            raise UserError(f"network '{name}' is code outside crosel; add --trust-code if you trust it")
+        return _imported(name, classes, inputs)
+    known = ("auto", "small-cnn", "mlp", "wrn-28-2", "wrn-34-10")
+    raise UserError(
+        f"unknown network '{name}'{did_you_mean(name, known)}; there are auto, small-cnn, mlp, wrn-D-W, module:factory"
+    )
+
+
+def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"network '{name}' cannot be imported: {error}") from None
+
+    def build() -> nn.Module:
+        network = factory(classes=classes, shape=inputs.shape)
+        if not isinstance(network, nn.Module):
+            raise UserError(f"network '{name}' returned {type(network).__name__}, not a torch.nn.Module")
+        return network
+
+    return build
+
+
+def parameter_count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def seeded(factory: NetworkFactory, seed: int) -> NetworkFactory:
+    """Make a factory's networks follow from a seed, each call giving another one, without touching global state."""
+    state: list[Tensor] = []
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            if state:
+                torch.set_rng_state(state[0])
+            else:
+                torch.manual_seed(seed)
+            network = factory()
+            state[:] = [torch.get_rng_state()]
+        return network
+
+    return build

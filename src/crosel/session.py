@@ -1,0 +1,171 @@
+"""Everything of a run that lives in memory, how it is built from a config, and how it is saved and restored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crosel import checkpoint
+from crosel.augment import make_views
+from crosel.checkpoint import Checkpoint, prefixed, without_prefix
+from crosel.config import RunConfig
+from crosel.data.dataset import Dataset
+from crosel.data.tensors import Normaliser, TrainingTensors
+from crosel.errors import UserError
+from crosel.methods.base import Method, Problem, find_method
+from crosel.nets import InputShape, NetworkFactory, network_factory, network_name, seeded
+
+
+@dataclass
+class Progress:
+    """How far a run has come. `rows` are the lines of metrics.jsonl."""
+
+    epoch: int = 0  # epochs finished
+    step: int = 0  # steps done of the epoch under way
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    sums: dict[str, Tensor] = field(default_factory=dict)  # losses added up over the epoch under way, on the device
+    seconds: float = 0.0  # spent in the epoch under way before an interruption
+
+
+@dataclass
+class Session:
+    config: RunConfig
+    data: Dataset
+    device: torch.device
+    method: Method
+    normalise: Normaliser
+    train: TrainingTensors
+    optimiser: torch.optim.Optimizer
+    generator: torch.Generator
+    steps: int
+    batch_size: int
+    progress: Progress = field(default_factory=Progress)
+    epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All tensors by name, and all else as JSON."""
+        p = self.progress
+        tensors = {
+            **prefixed("method", self.method.state_dict()),
+            **prefixed("normalise", self.normalise.state_dict()),
+            **prefixed("momentum", checkpoint.momentum(self.optimiser, self.method)),
+            **prefixed("sums", p.sums if p.step else {}),
+            "generator": self.generator.get_state(),
+        }
+        if p.step and self.epoch_start is not None:
+            tensors["generator_at_epoch_start"] = self.epoch_start
+        state = {
+            "epoch": p.epoch, "step": p.step, "rows": p.rows, "seconds": p.seconds,
+            "data": self.data.fingerprint(), "candidates": candidates_digest(self.data), "device": self.device.type,
+        }  # fmt: skip
+        return tensors, state
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go back to a saved state, or say why it does not belong to this run."""
+        for what, ours in (("data", self.data.fingerprint()), ("candidates", candidates_digest(self.data))):
+            if saved.state[what] != ours:
+                raise UserError(f"the {what} differ from those this run was started with; nothing was changed")
+        load_tensors(self.method, without_prefix("method", saved.tensors))
+        load_tensors(self.normalise, without_prefix("normalise", saved.tensors))
+        checkpoint.restore_momentum(self.optimiser, self.method, without_prefix("momentum", saved.tensors))
+        if saved.state["device"] == self.device.type:
+            self.generator.set_state(saved.tensors["generator"])
+            self.epoch_start = saved.tensors.get("generator_at_epoch_start")
+        else:  # another kind of device has another kind of generator: fresh draws, and the epoch begins anew
+            self.generator.manual_seed(self.config.seed + 7919 * (saved.state["epoch"] + 1))
+            saved.state["step"], saved.state["seconds"] = 0, 0.0
+        sums = without_prefix("sums", saved.tensors) if saved.state["step"] else {}
+        self.progress = Progress(
+            saved.state["epoch"], saved.state["step"], saved.state["rows"],
+            {name: value.to(self.device) for name, value in sums.items()}, saved.state["seconds"],
+        )  # fmt: skip
+
+
+def candidates_digest(data: Dataset) -> str:
+    assert data.candidates is not None
+    return hashlib.sha256(np.packbits(data.candidates).tobytes()).hexdigest()[:16]
+
+
+def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(
+            f"the checkpoint does not fit this configuration: {str(error).splitlines()[-1].strip()}"
+        ) from None
+
+
+def pick_device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda") and not name.startswith("cuda:"):
+        raise UserError(f"unknown device '{name}'; there are auto, cpu, cuda")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
+    return torch.device(name)
+
+
+def resolve(config: RunConfig, data: Dataset) -> RunConfig:
+    """Fill in what follows from the data, so that the saved config alone repeats the run."""
+    augment = config.augment
+    if "flip" not in augment.model_fields_set:
+        augment = augment.model_copy(update={"flip": data.flips})
+    name = network_name(config.network, InputShape(data.shape))
+    network = config.network.model_copy(update={"name": name})
+    return config.model_copy(update={"augment": augment, "network": network})
+
+
+def build_session(
+    config: RunConfig, data: Dataset, device: torch.device, make_network: NetworkFactory | None = None
+) -> Session:
+    """Build networks, method and optimiser for a resolved config. `make_network` replaces the named network."""
+    assert data.candidates is not None
+    classes = len(data.classes)
+    factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code=True)
+    batch_size = min(config.train.batch_size, data.n)
+    steps = math.ceil(data.n / batch_size)
+    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, steps)
+    method_class = find_method(config.method.name)
+    method = method_class(config.method, problem, seeded(factory, config.seed)).to(device)
+    if device.type == "cuda" and data.is_image:
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check_network(method, data, device)
+    normalise = Normaliser.of(data).to(device)
+    t = config.train
+    optimiser = torch.optim.SGD(
+        [p for p in method.parameters() if p.requires_grad],
+        # A learning rate on the device can change without a new recording of the step.
+        lr=torch.tensor(t.lr, device=device) if device.type == "cuda" else t.lr,
+        momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=device.type == "cuda",
+    )  # fmt: skip
+    return Session(
+        config, data, device, method, normalise,
+        TrainingTensors(data, make_views(data.shape, config.augment), normalise, device),
+        optimiser, torch.Generator(device).manual_seed(config.seed), steps, batch_size,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def check_network(method: Method, data: Dataset, device: torch.device) -> None:
+    """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
+    method.eval()
+    sample = torch.zeros(2, *data.shape, device=device)
+    try:
+        out = method.outputs(sample)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(f"the network cannot take inputs of shape {data.shape}: {str(error).splitlines()[0]}") from None
+    if out.shape[1:] != (2, len(data.classes)):
+        raise UserError(
+            f"the network gives {tuple(out.shape[2:])} outputs an example; there are {len(data.classes)} classes"
+        )
+
+
+def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
+    # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)

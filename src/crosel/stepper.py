@@ -1,0 +1,81 @@
+"""One step of training: views, losses, backward pass, optimiser. On CUDA it is recorded once and replayed.
+
+A small network spends its time waiting for kernels to be launched. A recorded step (CUDA graph) is launched as a
+whole: the same kernels, the same arithmetic, the same random stream, without Python in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosel.methods.base import Stream
+from crosel.session import Session, autocast
+
+_EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
+
+
+class Stepper:
+    """Runs steps, eagerly or by replay. A new phase, or other streams, need a new recording."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.records = session.device.type == "cuda" and session.config.train.cuda_graphs
+        self._signature: Any = None
+        self._eager_left = 0
+        self._graph: Any = None
+        self._index: dict[str, Tensor] = {}
+
+    def __call__(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], lr: float) -> None:
+        self._set_lr(lr)
+        if not self.records:
+            self._step(streams, index)
+            return
+        signature = (self.session.method.phase, tuple((name, s.views) for name, s in streams.items()))
+        if signature != self._signature:
+            self._signature, self._graph, self._eager_left = signature, None, _EAGER_STEPS
+        if self._eager_left:
+            self._eager_left -= 1
+            self._step(streams, index)
+            return
+        if self._graph is None:
+            self._index = {name: i.clone() for name, i in index.items()}
+            self._graph = self._record(streams)
+        for name, i in index.items():
+            self._index[name].copy_(i)
+        self._graph.replay()
+
+    def _record(self, streams: Mapping[str, Stream]) -> Any:
+        self.session.optimiser.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.session.generator)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self._step(streams, self._index)
+        return graph
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.session.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def _step(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor]) -> None:
+        session = self.session
+        with torch.no_grad():
+            batches = {n: session.train.batch(i, streams[n], session.generator) for n, i in index.items()}
+        with autocast(session.config, session.device):
+            losses = session.method.loss(batches, session.generator)
+        session.optimiser.zero_grad(set_to_none=True)
+        if losses.objective.requires_grad:  # nothing selected and no co-mix: nothing to learn from in this step
+            losses.objective.backward()  # type: ignore[no-untyped-call]
+            session.optimiser.step()
+        with torch.no_grad(), autocast(session.config, session.device):
+            session.method.after_step(batches)
+        sums = session.progress.sums  # added to in place: a recorded step keeps adding to the same tensors
+        for name, value in losses.report.items():
+            sums[name] = sums[name].add_(value) if name in sums else value.detach().float().clone()

@@ -1,0 +1,204 @@
+"""The one loop, for every method.
+
+streams -> indices -> views -> method.loss -> step -> method.after_step      (every step, all on the device)
+training pass -> method.observe, test pass -> method.end_epoch -> metrics -> checkpoint      (every epoch)
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crosel import metrics
+from crosel.config import TrainSettings
+from crosel.errors import Diverged, Interrupted
+from crosel.methods.base import Stream
+from crosel.session import Session, autocast
+from crosel.stepper import Stepper
+
+Row = dict[str, Any]
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how the run goes: run folder, console, estimator."""
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None: ...
+    def on_state(self, session: Session) -> None: ...
+    def on_epoch(self, session: Session, row: Row) -> None: ...
+
+
+def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) -> float:
+    """Learning rate of a step of epoch 1, 2, …; the warm-up of a method counts, milestones scale with the epochs."""
+    done = epoch - 1 + step / steps
+    lr = settings.lr
+    if settings.schedule == "cosine":
+        lr *= 0.5 * (1 + math.cos(math.pi * done / settings.epochs))
+    elif settings.schedule == "step":
+        lr *= settings.decay ** sum(epoch > round(m * settings.epochs) for m in settings.milestones)
+    if settings.lr_ramp:
+        lr *= min(1.0, (done + 1 / steps) / settings.lr_ramp)
+    return lr
+
+
+def fit(
+    session: Session, watchers: tuple[Watcher, ...] = (), stop_requested: Callable[[], bool] = lambda: False
+) -> list[Row]:
+    """Train to the last epoch, from wherever the session stands, and return the rows of metrics."""
+    settings, progress, method = session.config.train, session.progress, session.method
+    stepper = Stepper(session)
+    while progress.epoch < settings.epochs:
+        epoch = progress.epoch + 1
+        started = time.perf_counter() - progress.seconds
+        before = method.phase
+        method.begin_epoch(epoch)
+        if method.phase != before and not progress.step:
+            progress.sums.clear()  # another phase has other losses to report
+        streams = method.streams()
+        indices = draw_epoch(session, streams)
+        method.train()
+        while progress.step < session.steps:
+            step = progress.step
+            lr = learning_rate(settings, epoch, step, session.steps)
+            stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
+            progress.step += 1
+            if progress.step % settings.log_every == 0 or progress.step == session.steps:
+                loss = mean_loss(session, epoch)  # the only host sync inside an epoch
+                for watcher in watchers:
+                    watcher.on_step(session, epoch, progress.step, loss)
+            if stop_requested() and progress.step < session.steps:
+                progress.seconds = time.perf_counter() - started
+                for watcher in watchers:
+                    watcher.on_state(session)
+                raise Interrupted
+        training_seconds = time.perf_counter() - started
+        row = {
+            "epoch": epoch,
+            "phase": method.phase,
+            "lr": lr,
+            **{name: float(total) / session.steps for name, total in progress.sums.items()},
+            **finish_epoch(session, epoch),
+            "seconds": time.perf_counter() - started,
+            "images_per_second": session.steps * session.batch_size / training_seconds,
+            "peak_memory_mib": peak_memory_mib(session.device),
+        }
+        progress.epoch, progress.step, progress.seconds = epoch, 0, 0.0
+        for total in progress.sums.values():
+            total.zero_()
+        progress.rows.append(row)
+        for watcher in watchers:
+            watcher.on_state(session)
+            watcher.on_epoch(session, row)
+        if stop_requested() and epoch < settings.epochs:
+            raise Interrupted
+    return progress.rows
+
+
+def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Tensor]:
+    """Draw the epoch's order; when resuming inside an epoch, draw the same order again and go on from there."""
+    generator, now = session.generator, session.generator.get_state()
+    if session.progress.step and session.epoch_start is not None:
+        generator.set_state(session.epoch_start)
+    else:
+        session.epoch_start = now
+    indices = session.train.epoch_indices(streams, session.steps, session.batch_size, generator)
+    if session.progress.step:
+        generator.set_state(now)
+    return indices
+
+
+def mean_loss(session: Session, epoch: int) -> float:
+    """Look at the running sum of the loss: one value that is not finite makes the sum so for good."""
+    total = session.progress.sums.get("loss")
+    loss = 0.0 if total is None else float(total) / session.progress.step
+    if not math.isfinite(loss):
+        raise Diverged(
+            f"the loss is {loss} in epoch {epoch}, at or before step {session.progress.step} of {session.steps}; "
+            "the last checkpoint is good. Lower train.lr, or look for extreme values in the data"
+        )
+    return loss
+
+
+def finish_epoch(session: Session, epoch: int) -> Row:
+    """Pass over training and test set in evaluation mode, let the method close the epoch, and measure."""
+    method, data, every = session.method, session.data, session.config.train.evaluate_every
+    method.eval()
+    due = epoch % every == 0 or epoch == session.config.train.epochs
+    row: Row = {}
+    if method.watches_training_set or due:
+        row |= training_pass(session)
+    method.end_epoch(epoch)
+    row |= method.metrics()
+    chosen = method.training_labels()
+    if chosen is not None and data.y is not None:
+        truth = torch.from_numpy(data.y).to(session.device)
+        accuracy = metrics.oracle_selection_accuracy(chosen.labels, chosen.selected, truth)
+        if accuracy is not None:
+            row["oracle_selection_accuracy"] = accuracy
+    if due and data.x_test is not None and data.y_test is not None:
+        row |= test_pass(session, data.x_test, data.y_test)
+    return row
+
+
+@torch.no_grad()
+def training_pass(session: Session) -> Row:
+    """Show the method its un-augmented training set, and measure what needs no true labels."""
+    method, x, chunk = session.method, session.train.x, session.config.train.eval_batch_size
+    sums = torch.zeros(2, device=session.device)
+    for start in range(0, len(x), chunk):
+        rows = slice(start, min(len(x), start + chunk))
+        with autocast(session.config, session.device):
+            outputs = method.outputs(session.normalise(x[rows]))
+        method.observe(rows, outputs)
+        p, sets = method.combine(outputs), method.candidates[rows]
+        sums += (rows.stop - rows.start) * torch.stack(
+            [metrics.covering_rate(p, sets), metrics.approximated_accuracy(p, sets)]
+        )
+    covering, approximated = (sums / len(x)).tolist()
+    return {"covering_rate": covering, "approximated_accuracy": approximated}
+
+
+@torch.no_grad()
+def test_pass(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Row:
+    """Accuracy of the combined prediction, and of each network alone where there are several."""
+    truth = torch.from_numpy(y).to(session.device)
+    right = None
+    for start, outputs in predict_chunks(session, x):
+        labels = truth[start : start + outputs.shape[1]]
+        guesses = torch.cat([session.method.combine(outputs).argmax(1, keepdim=True).T, outputs.argmax(2)])
+        hits = (guesses == labels).sum(dim=1)
+        right = hits if right is None else right + hits
+    assert right is not None
+    together, *alone = (right / len(x)).tolist()
+    row = {"test_accuracy": together}
+    if len(alone) > 1:
+        row |= {f"test_accuracy_{v + 1}": value for v, value in enumerate(alone)}
+    return row
+
+
+test_pass.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of its name
+
+
+@torch.no_grad()
+def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Any:
+    """Yield (start, logits [v, rows, k]) for raw inputs in the host's memory, in evaluation mode."""
+    session.method.eval()
+    chunk = session.config.train.eval_batch_size
+    for start in range(0, len(x), chunk):
+        part = torch.from_numpy(x[start : start + chunk]).to(session.device)
+        with autocast(session.config, session.device):
+            yield start, session.method.outputs(session.normalise(part)).float()
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
