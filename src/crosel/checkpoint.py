@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from crosel.files import atomic_write, remove_stray
+from crosel.files import atomic_write, disk_errors
 
 _NAME = re.compile(r"epoch-(\d+)-step-(\d+)-([0-9a-f]{16})\.safetensors")
 
@@ -45,32 +45,54 @@ def save(
     """Write the state after `epoch` whole epochs and `step` steps of the next; keep the newest `keep` files."""
     plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     content = safetensors.torch.save(plain, metadata={"state": json.dumps(state)})
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    path = folder / f"epoch-{epoch:05d}-step-{step:06d}-{digest}.safetensors"
+    path = folder / f"epoch-{epoch:05d}-step-{step:06d}-{_digest(content)}.safetensors"
     atomic_write(path, content)
-    for _, old in _in_order(folder)[keep:]:
-        old.unlink(missing_ok=True)
+    prune(folder, keep)
     return path
 
 
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    with disk_errors(folder):
+        for _, old in _in_order(folder)[keep:]:
+            old.unlink(missing_ok=True)
+
+
 def load_newest(folder: Path) -> Found:
-    """Return the newest checkpoint whose content matches its name."""
-    damaged: list[Path] = []
-    if folder.is_dir():
-        remove_stray(folder)
+    """Return the newest checkpoint whose content matches its name. Changes nothing, so a run may be under way."""
+    while True:
+        damaged: list[Path] = []
+        vanished = False
         for digest, path in _in_order(folder):
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest()[:16] == digest:
-                return Found(_parse(content), damaged)
-            damaged.append(path)
-    return Found(None, damaged)
+            try:
+                content = path.read_bytes()
+                if _digest(content) == digest:
+                    return Found(_parse(content), damaged)
+                damaged.append(path)
+            except FileNotFoundError:  # the run that is under way has replaced it by a newer one since we looked
+                vanished = True
+            except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+                damaged.append(path)
+        if not vanished:
+            return Found(None, damaged)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _in_order(folder: Path) -> list[tuple[str, Path]]:
     """(digest, path) of every checkpoint, newest first."""
-    found = [(m, path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
-    found.sort(key=lambda item: (int(item[0][1]), int(item[0][2]), item[1].stat().st_mtime_ns), reverse=True)
-    return [(m[3], path) for m, path in found]
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match:
+            try:
+                age = path.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+            found.append(((int(match[1]), int(match[2]), age), match[3], path))
+    return [(digest, path) for _, digest, path in sorted(found, reverse=True)]
 
 
 def _parse(content: bytes) -> Checkpoint:

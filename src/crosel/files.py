@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -14,11 +15,11 @@ from crosel.errors import UserError
 TEMPORARY = ".writing-"
 
 _REMEDIES = {
-    errno.ENOSPC: "no space left on the device; free some, then go on with --resume",
-    errno.EDQUOT: "the disk quota is used up; free some space, then go on with --resume",
-    errno.EACCES: "no permission to write here; choose another folder with --out",
-    errno.EPERM: "no permission to write here; choose another folder with --out",
-    errno.EROFS: "this file system is read-only; choose another folder with --out",
+    errno.ENOSPC: "no space left on the device; free some and try again (a run goes on with --resume)",
+    errno.EDQUOT: "the disk quota is used up; free some space and try again (a run goes on with --resume)",
+    errno.EACCES: "no permission to write here; choose another place with --out",
+    errno.EPERM: "no permission to write here; choose another place with --out",
+    errno.EROFS: "this file system is read-only; choose another place with --out",
     errno.ENOTDIR: "a part of this path is a file, not a folder",
     errno.EISDIR: "this is a folder; a file name is needed",
     errno.ENOENT: "the folder is not there, or was removed",
@@ -29,14 +30,14 @@ _REMEDIES = {
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what a user can mend about a disk into one clear line."""
+    """Turn whatever a disk says no to into one clear line about `path`, the file that is meant."""
     try:
         yield
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0)
-        if remedy is None:
+        if error.errno is None:
             raise
-        raise UserError(f"{error.filename or path}: {remedy}") from None
+        remedy = _REMEDIES.get(error.errno, f"cannot be written ({error.strerror or error})")
+        raise UserError(f"{path}: {remedy}") from None
 
 
 def make_folder(path: Path) -> None:
@@ -62,7 +63,8 @@ def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object]) -> None:
                 os.fsync(stream.fileno())
             os.replace(temporary, path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                temporary.unlink()
             raise
         sync_folder(path.parent)
 
@@ -72,12 +74,14 @@ def sync_folder(folder: Path) -> None:
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            with contextlib.suppress(OSError):  # some file systems cannot; the file itself is safe
+                os.fsync(handle)
         finally:
             os.close(handle)
 
 
 def remove_stray(folder: Path) -> None:
-    """Remove what a killed process was in the middle of writing."""
-    for stray in folder.glob(f"{TEMPORARY}*"):
-        stray.unlink(missing_ok=True)
+    """Remove what a killed process was in the middle of writing. Only for whoever has the folder to itself."""
+    with disk_errors(folder):
+        for stray in folder.glob(f"{TEMPORARY}*"):
+            stray.unlink(missing_ok=True)

@@ -85,9 +85,7 @@ def values(op: Op, height: int, width: int) -> list[float]:
     """All magnitudes of the strong view and of AutoAugment, with both signs."""
     if op in WITHOUT_VALUE:
         return [0.0]
-    strong = [
-        strong_value(op, v, height, width) * s for v in range(11) for s in ((1, -1) if op in SIGNED else (1,))
-    ]
+    strong = [strong_value(op, v, height, width) * s for v in range(11) for s in ((1, -1) if op in SIGNED else (1,))]
     policy = [policy_value(op, v, s, height, width) for v in range(10) for s in (1, -1)]
     return sorted({*strong, *policy})
 
@@ -159,9 +157,7 @@ def test_autocontrast_for_many_ranges() -> None:
     images = torch.stack([torch.arange(256).clamp(low, high) for low, high in pairs]).to(torch.uint8)
     ours, theirs = both(Op.AUTOCONTRAST, images.view(-1, 1, 16, 16), 0.0)
     assert torch.equal(ours, theirs)
-    naive = torch.stack(
-        [(torch.arange(256).clamp(a, b) - a) * 255 // max(b - a, 1) for a, b in pairs if b > a]
-    )
+    naive = torch.stack([(torch.arange(256).clamp(a, b) - a) * 255 // max(b - a, 1) for a, b in pairs if b > a])
     kept = torch.tensor([b > a for a, b in pairs])
     assert not torch.equal(naive.view(-1, 1, 16, 16).to(torch.uint8), ours[kept])
 

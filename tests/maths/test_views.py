@@ -161,9 +161,7 @@ def test_policies_are_complete() -> None:
                 assert round(chance * 10, 9).is_integer()
                 assert magnitude in range(10)
     # Sums over the published tables; a mistyped probability or magnitude shows here.
-    sums = {
-        n: (sum(s[1] for p in t for s in p), sum(s[2] for p in t for s in p)) for n, t in POLICIES.items()
-    }
+    sums = {n: (sum(s[1] for p in t for s in p), sum(s[2] for p in t for s in p)) for n, t in POLICIES.items()}
     assert sums["cifar10"] == pytest.approx((26.5, 267))
     assert sums["svhn"] == pytest.approx((32.9, 231))
 
@@ -228,9 +226,7 @@ def test_cutout_area() -> None:
     assert (area[~inside] < 256).all()
     assert area.min() >= 64
     # Along one axis the square keeps 8..16 of its 16 pixels: 14.03 on average over the 32 centres.
-    assert area.float().mean().item() == pytest.approx(
-        (sum(_covered(c) for c in range(32)) / 32) ** 2, rel=0.03
-    )
+    assert area.float().mean().item() == pytest.approx((sum(_covered(c) for c in range(32)) / 32) ** 2, rel=0.03)
 
 
 def _covered(centre: int) -> int:
@@ -257,9 +253,7 @@ def test_resized_crop_against_pillow() -> None:
         images.numpy(), draw["box"].tolist(), draw["flip"].tolist(), out.numpy(), strict=True
     ):
         box = (left * 40, top * 33, min(40.0, (left + wide) * 40), min(33.0, (top + high) * 33))
-        resized = np.array(pillow(image).resize((40, 33), Image.Resampling.BILINEAR, box=box)).transpose(
-            2, 0, 1
-        )
+        resized = np.array(pillow(image).resize((40, 33), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
         expected = resized[:, :, ::-1] if flip else resized
         worst = max(worst, int(np.abs(expected.astype(int) - got.astype(int)).max()))
     assert worst <= 1

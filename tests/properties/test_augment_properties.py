@@ -53,9 +53,7 @@ def test_shape_dtype_and_seed(shape: tuple[int, ...], n: int, seed: int, name: s
 
 @few
 @given(shape=shapes, n=st.integers(1, 9), seed=seeds, name=st.sampled_from(NAMES), data=st.data())
-def test_permutations_and_slices(
-    shape: tuple[int, ...], n: int, seed: int, name: str, data: st.DataObject
-) -> None:
+def test_permutations_and_slices(shape: tuple[int, ...], n: int, seed: int, name: str, data: st.DataObject) -> None:
     view, x = make_views(shape, BUSY)[name], batch(shape, n, seed)
     draw = drawn(view, n, seed)
     out = view.apply(x, draw)
@@ -109,9 +107,7 @@ def test_neighbours_do_not_matter(shape: tuple[int, ...], seed: int, data: st.Da
 
 
 @few
-@given(
-    shape=shapes.filter(lambda s: len(s) == 3), seed=seeds, op=st.sampled_from(SIGNED), value=st.floats(-9, 9)
-)
+@given(shape=shapes.filter(lambda s: len(s) == 3), seed=seeds, op=st.sampled_from(SIGNED), value=st.floats(-9, 9))
 def test_geometry_only_moves_pixels(shape: tuple[int, ...], seed: int, op: Op, value: float) -> None:
     """Every pixel of the result is a pixel of the image, all channels together, or the fill."""
     x = batch(shape, 1, seed)

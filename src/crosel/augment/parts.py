@@ -81,7 +81,7 @@ def _reflected(side: int, padding: int) -> Tensor:
 
 
 class RandomOps(Part):
-    """The strong view's operations: `ops` draws from a table, each applied with some chance."""
+    """The strong view's operations: some draws from one table, each applied with some chance."""
 
     def __init__(self, shape: tuple[int, ...], settings: AugmentSettings) -> None:
         entries = strong_entries(settings.strong_magnitudes, shape[1], shape[2])

@@ -1,0 +1,337 @@
+"""What people pass to the estimators -> arrays of ours: inputs, candidate sets, labels of any hashable type."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import issparse
+from sklearn.exceptions import DataConversionWarning
+from sklearn.utils.multiclass import check_classification_targets
+
+from crosel.errors import UserError
+
+Array = NDArray[Any]
+
+BYTES, FLOAT_BYTES, UNIT = "integers in 0..255", "floats in 0..255", "floats in 0..1"
+
+
+@dataclass(frozen=True)
+class CandidateSets:
+    """Bool [n, k], and the k labels its columns stand for."""
+
+    matrix: NDArray[np.bool_]
+    classes: Array
+
+
+# --- inputs -------------------------------------------------------------------------------------------------------
+
+
+def is_image_like(x: Any) -> bool:
+    """Whether x has three or four dimensions; everything else is for scikit-learn's validation of features."""
+    if hasattr(x, "shape"):
+        return len(x.shape) in (3, 4)
+    try:
+        return np.ndim(x) in (3, 4)
+    except ValueError:  # rows of different lengths
+        return False
+
+
+def plain_array(x: Any) -> Any:
+    """Bring tensors into the host's memory; leave the rest as it is."""
+    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x
+
+
+def pixel_kind(x: Any) -> str:
+    """Decide, once and in `fit`, what the numbers of images mean."""
+    x = np.asarray(x)
+    if x.dtype == bool or (np.issubdtype(x.dtype, np.floating) and x.size and float(np.nanmax(x)) <= 1.0):
+        return UNIT
+    return FLOAT_BYTES if np.issubdtype(x.dtype, np.floating) else BYTES
+
+
+def as_bytes(x: Any, kind: str) -> Array:
+    """Images as uint8, by the meaning that `fit` found. A uint8 is 0..255 whatever `fit` saw."""
+    x = np.asarray(x)
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype == object or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+        raise UserError(f"X: expected numbers, found {x.dtype}")
+    if np.issubdtype(x.dtype, np.complexfloating):
+        raise UserError("X: complex numbers cannot be used")
+    if x.size == 0:
+        raise UserError(f"X: there are no examples, or examples of size 0 (shape {x.shape})")
+    if not np.isfinite(x).all():
+        row = int(np.argwhere(~np.isfinite(x))[0, 0])
+        raise UserError(f"X: NaN or an infinite value in image {row}; mend it or leave it out")
+    low, high = float(x.min()), float(x.max())
+    top = 1.0 if kind == UNIT else 255.0
+    if low < 0 or high > top:
+        wanted = "pixels must lie in 0..255 or 0..1" if kind != UNIT else f"the training images were {UNIT}"
+        raise UserError(f"X: {wanted}, found {low:g} to {high:g}")
+    if kind == BYTES and np.issubdtype(x.dtype, np.floating) and 0 < high <= 1 and (x % 1 != 0).any():
+        raise UserError(f"X: the training images were {BYTES}, these are floats up to {high:g}; multiply them by 255")
+    scaled: Array = np.rint(x.astype(np.float64) * (255.0 / top)).astype(np.uint8)
+    return scaled
+
+
+# --- candidate sets -----------------------------------------------------------------------------------------------
+
+
+def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
+    """Read a 0/1 matrix, a list of label collections, or plain labels (singleton sets).
+
+    `classes` names the columns of a matrix, or all labels there are; otherwise they come from the data: column
+    names of a data frame, 0 to k-1 for other matrices, the sorted labels that occur for the rest.
+    """
+    given = plain_array(given)
+    known = None if classes is None else label_array(_distinct(classes))
+    if issparse(given):
+        given = given.toarray()
+    if hasattr(given, "columns") and len(given.columns) > 1:  # pandas or polars
+        names = list(given.columns)
+        matrix = _matrix(np.asarray(given.to_numpy()))
+        if known is not None and len(known) != len(names):
+            raise UserError(f"candidates: {len(names)} columns for {len(known)} classes")
+        return CandidateSets(matrix, label_array(names) if known is None else known)
+    rows = _rows(given)
+    if isinstance(rows, np.ndarray) and rows.ndim == 2:
+        matrix = _matrix(rows)
+        if known is not None and len(known) != matrix.shape[1]:
+            raise UserError(f"candidates: {matrix.shape[1]} columns for {len(known)} classes")
+        return CandidateSets(matrix, np.arange(matrix.shape[1]) if known is None else known)
+    if isinstance(rows, np.ndarray):
+        return _from_labels(rows, known)
+    return _from_sets(rows, known)
+
+
+def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.bool_]:
+    """Whether each predicted label is the true one, or lies in the given candidate set."""
+    given = plain_array(given)
+    if issparse(given):
+        given = given.toarray()
+    rows = _rows(given)
+    if len(rows) != len(predicted):
+        raise UserError(f"X has {len(predicted)} examples, but y has {len(rows)}")
+    if isinstance(rows, np.ndarray) and rows.ndim == 2:
+        matrix = _matrix(rows)
+        if matrix.shape[1] != len(classes):
+            raise UserError(f"y: {matrix.shape[1]} columns for {len(classes)} classes")
+        column = {label: j for j, label in enumerate(classes.tolist())}
+        return matrix[np.arange(len(matrix)), [column[label] for label in predicted]]
+    if isinstance(rows, np.ndarray):
+        return np.array([label == truth for label, truth in zip(predicted, rows.tolist(), strict=True)], bool)
+    return np.array([label in row for label, row in zip(predicted, rows, strict=True)], bool)
+
+
+def _rows(given: Any) -> Array | list[list[Any]]:
+    """A 2-d array (matrix), a 1-d array (plain labels), or a list of label lists."""
+    if given is None:
+        raise UserError("fit requires y to be passed, but the target y is None; give candidate sets or labels")
+    if hasattr(given, "columns"):
+        given = np.asarray(given.to_numpy())
+    elif hasattr(given, "to_list"):  # a pandas or polars series
+        given = given.to_list()
+    elif not isinstance(given, np.ndarray) and hasattr(given, "__array__"):
+        given = np.asarray(given)
+    if isinstance(given, np.ndarray):
+        if given.ndim == 2 and given.shape[1] == 1 and given.dtype != bool:
+            warnings.warn(
+                "A column-vector y was passed when a 1d array was expected. Please change the shape of y to "
+                "(n_samples, ), for example using ravel().", DataConversionWarning, stacklevel=4,
+            )  # fmt: skip
+            given = given[:, 0]
+        if given.ndim == 2 and not _is_text(given):
+            return given.astype(float) if given.dtype == object else given
+        if given.ndim not in (1, 2):
+            raise UserError(f"candidates: expected a matrix [n, k], label lists or labels, got shape {given.shape}")
+        if given.ndim == 1 and (given.dtype != object or not _holds_sets(given)):
+            return given
+    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
+        raise UserError(f"candidates: expected a matrix [n, k], label lists or labels, got {type(given).__name__}")
+    items = list(given)
+    if not items:
+        raise UserError("candidates: there are no examples (n_samples=0)")
+    if not _holds_sets(items):
+        return _object_array(items) if _mixed(items) else np.asarray(items)
+    return _label_lists(items)
+
+
+def _is_set(item: Any) -> bool:
+    return isinstance(item, list | tuple | set | frozenset | np.ndarray | range) or (
+        isinstance(item, Collection) and not isinstance(item, str | bytes | dict)
+    )
+
+
+def _is_text(values: Array) -> bool:
+    """Whether a matrix holds labels instead of 0 and 1."""
+    if values.dtype != object:
+        return values.dtype.kind in "US"
+    return not all(isinstance(v, bool | int | float | np.number | np.bool_) for v in values.flat)
+
+
+def _holds_sets(items: Iterable[Any]) -> bool:
+    return any(_is_set(item) for item in items)
+
+
+def _mixed(items: Sequence[Any]) -> bool:
+    """numpy would turn [1, "a"] into strings."""
+    return len({str if isinstance(item, str) else float for item in items}) > 1
+
+
+def _label_lists(items: Sequence[Any]) -> Array | list[list[Any]]:
+    rows: list[list[Any]] = []
+    for position, item in enumerate(items):
+        if not _is_set(item):
+            raise UserError(f"candidates: example {position} is {item!r}, others are collections of labels")
+        rows.append([_plain(label) for label in item])
+    flat = [label for row in rows for label in row]
+    same_length = len({len(row) for row in rows}) == 1
+    if same_length and flat and all(isinstance(label, bool) for label in flat):
+        return np.array(rows)
+    if same_length and len(rows[0]) > 1 and all(isinstance(v, int | float) and v in (0, 1) for v in flat):
+        raise UserError(
+            "candidates: equally long lists of nothing but 0 and 1 may be a matrix or label lists; "
+            "pass a matrix as a numpy array, label lists as sets"
+        )
+    return rows
+
+
+def _plain(label: Any) -> Any:
+    return label.item() if isinstance(label, np.generic) else label
+
+
+def _matrix(values: Array) -> NDArray[np.bool_]:
+    from crosel.data.dataset import as_candidates
+
+    try:
+        return as_candidates(values, "candidates")
+    except UserError as error:
+        if values.ndim == 2 and np.issubdtype(values.dtype, np.number) and "only 0 and 1" in str(error):
+            raise UserError(f"{error} (label lists are passed as lists or sets, not as an array)") from None
+        raise
+
+
+def _from_labels(labels: Array, known: Array | None) -> CandidateSets:
+    """Plain labels: every set has one member."""
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        row = int(np.argwhere(~np.isfinite(labels))[0, 0])
+        raise UserError(f"y: NaN or infinity at example {row}; every example needs a label")
+    if len(labels) == 0:
+        raise UserError("y: there are no examples (n_samples=0)")
+    if labels.dtype == object:
+        return _from_sets([[_plain(label)] for label in labels.tolist()], known)
+    try:
+        check_classification_targets(labels)
+    except ValueError as error:
+        raise UserError(str(error).splitlines()[0]) from None
+    if known is not None:
+        return _from_sets([[label] for label in labels.tolist()], known)
+    found, index = np.unique(labels, return_inverse=True)
+    return CandidateSets(np.eye(len(found), dtype=bool)[index], found)
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return label is None or bool(label != label)
+    except TypeError:  # pandas' NA has no truth value
+        return True
+
+
+def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateSets:
+    found: set[Hashable] = set()
+    for position, row in enumerate(rows):
+        if not row:
+            raise UserError(f"candidates: the candidate set of example {position} is empty; give it at least one label")
+        try:
+            found.update(row)
+        except TypeError:
+            raise UserError(f"candidates: example {position} has a label that is not hashable: {row!r}") from None
+        if any(map(_is_missing, row)):
+            raise UserError(f"candidates: example {position} has a missing label (None or NaN)")
+    classes = label_array(_in_order(found)) if known is None else known
+    column = {label: j for j, label in enumerate(classes.tolist())}
+    matrix = np.zeros((len(rows), len(classes)), bool)
+    for position, row in enumerate(rows):
+        for label in row:
+            if label not in column:
+                raise UserError(f"candidates: example {position} has the label {label!r}, which is not in `classes`")
+            matrix[position, column[label]] = True
+    return CandidateSets(matrix, classes)
+
+
+# --- labels -------------------------------------------------------------------------------------------------------
+
+
+def _in_order(labels: Iterable[Any]) -> list[Any]:
+    """Sorted; labels that cannot be compared go by type and text, which unlike a set's order is the same every time."""
+    labels = list(labels)
+    try:
+        return sorted(labels)
+    except TypeError:
+        return sorted(labels, key=lambda label: (type(label).__name__, repr(label)))
+
+
+def _distinct(classes: Any) -> list[Any]:
+    labels = [_plain(label) for label in (classes.tolist() if isinstance(classes, np.ndarray) else classes)]
+    try:
+        repeated = len(set(labels)) < len(labels)
+    except TypeError:
+        raise UserError("classes: every label must be hashable") from None
+    if repeated or not labels:
+        raise UserError("classes: expected each label once, and at least one")
+    return labels
+
+
+def label_array(labels: Sequence[Any]) -> Array:
+    """One-dimensional, of a numpy type where all labels are of one simple type, of objects otherwise."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) == 1 and kinds <= {str, bool, int, float}:
+        try:
+            array = np.array(labels)
+        except OverflowError:
+            array = _object_array(labels)
+        return array if array.dtype.kind in "Ubif" else _object_array(labels)
+    return _object_array(labels)
+
+
+def _object_array(labels: Sequence[Any]) -> Array:
+    array = np.empty(len(labels), dtype=object)
+    for position, label in enumerate(labels):  # one by one: numpy would make a matrix of a list of tuples
+        array[position] = label
+    return array
+
+
+def encode_labels(labels: Array) -> dict[str, Any]:
+    """Labels as JSON that `decode_labels` turns back into the same types."""
+    if labels.dtype != object:
+        return {"dtype": labels.dtype.str, "values": labels.tolist()}
+    return {"dtype": "object", "values": [_encode(label) for label in labels]}
+
+
+def decode_labels(saved: dict[str, Any]) -> Array:
+    if saved["dtype"] != "object":
+        return np.array(saved["values"], dtype=np.dtype(saved["dtype"]))
+    return _object_array([_decode(item) for item in saved["values"]])
+
+
+def _encode(label: Any) -> list[Any]:
+    if isinstance(label, tuple):
+        return ["tuple", [_encode(part) for part in label]]
+    if type(label) in (str, int, float, bool):
+        return [type(label).__name__, label]
+    raise UserError(
+        f"labels of type {type(label).__name__} cannot be saved; use text, numbers or tuples of them, or pickle"
+    )
+
+
+def _decode(item: list[Any]) -> Any:
+    kind, value = item
+    if kind == "tuple":
+        return tuple(_decode(part) for part in value)
+    return {"str": str, "int": int, "float": float, "bool": bool}[kind](value)
