@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -50,22 +56,23 @@ def train(
     """Train one run into a run folder."""
     from crosel.config import build_config
     from crosel.console import Console
+    from crosel.run import RunFolder
     from crosel.runner import train_run
     from crosel.session import pick_device
 
-    console = Console()
-    if source is None:
+    if source is None and config is None and preset is None:
         if not (resume and out):
             raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
-        session = train_run(None, out, pick_device(device), resume=True, console=console)
-    else:
-        values: dict[str, Any] = {
-            "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
-            "method": {"name": method} if method else None,
-        }  # fmt: skip
-        built = build_config(preset=preset, file=config, settings=set_ or (), values=values)
-        out = out or Path("runs") / f"{Path(source).stem}-{built.method.name}-{built.seed}"
-        session = train_run(built, out, pick_device(device), resume, console)
+        folder = RunFolder(out)
+        folder.read_config()  # says what is wrong with the folder, if anything
+        config = folder / "config.yaml"
+    values: dict[str, Any] = {
+        "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
+        "method": {"name": method} if method else None,
+    }  # fmt: skip
+    built = build_config(preset=preset, file=config, settings=set_ or (), values=values)
+    out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
+    session = train_run(built, out, pick_device(device), resume, Console())
     row = session.progress.rows[-1]
     if "test_accuracy" in row:
         typer.echo(f"test accuracy {100 * row['test_accuracy']:.2f} % (last epoch)")
@@ -144,6 +151,8 @@ def report(
     from crosel.run import RunFolder
 
     folders = [RunFolder(path) for path in runs]
+    for folder in folders:
+        folder.read_config()  # says what is wrong with the folder, if anything
     write_report(folders, out)
     typer.echo(f"report: {out}")
 
@@ -162,22 +171,46 @@ def _fail(text: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does; a run under way has its own way of stopping."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
 def main() -> None:
     """Run the command line with the exit codes of the product: 0, 2 for the user, 1 for us, 130 on Ctrl-C."""
     # typer brings its own click from some version on; its exceptions are reached through those it exports.
     usage_error = typer.BadParameter.__mro__[1]
     try:
-        app(standalone_mode=False)
+        with _sigterm_as_ctrl_c():
+            code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+            sys.stdout.flush()
+        if code == 130:  # how newer versions of typer put Ctrl-C; older ones let it through or raise Abort
+            raise KeyboardInterrupt
     except (UserError, Diverged) as error:
         _fail(str(error), 2)
-    except Interrupted:
-        _fail("stopped; the state is saved, go on with --resume", 130)
+    except Interrupted as stopped:
+        _fail(str(stopped), 130)
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read our output has gone; Python must not try to flush it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except Exception as error:
         if isinstance(error, usage_error):
             message = getattr(error, "format_message", error.__str__)()
             _fail(f"{message} (crosel --help shows what there is)", 2)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            _fail(f"{error.filename}: {error.strerror[0].lower() + error.strerror[1:]}", 2)
         raise

@@ -9,6 +9,8 @@ from typing import TextIO
 from crosel.session import Session
 from crosel.train import Row
 
+_CLEAR = "\r\033[K"  # back to the start of the line, and empty it
+
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
@@ -38,14 +40,20 @@ class Console:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.stream.write(("\r\033[K" if self.live else "") + text + "\n")
+            self.stream.write((_CLEAR if self.live else "") + text + "\n")
+            self.stream.flush()
+
+    def close(self) -> None:
+        """Take the live line away, so that what comes next starts on a line of its own."""
+        if self.live:
+            self.stream.write(_CLEAR)
             self.stream.flush()
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
             total = session.config.train.epochs
-            self.stream.write(f"\r\033[Kepoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
+            self.stream.write(f"{_CLEAR}epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
             self.stream.flush()
 
     def on_state(self, session: Session) -> None:

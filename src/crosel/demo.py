@@ -7,9 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from crosel.config import build_config
 from crosel.console import Console, percent
 from crosel.errors import UserError
+from crosel.files import disk_errors
 from crosel.report import write_report
 from crosel.run import RunFolder
 from crosel.runner import train_run
@@ -20,11 +23,27 @@ MARK = "crosel-demo"  # a folder with this file is a demo's, and may be made ane
 
 
 def run_demo(out: Path, device: str = "cpu") -> None:
-    if out.exists() and not (out / MARK).is_file():
+    chosen = pick_device(device)
+    with RunFolder(out).locked():
+        with disk_errors(out):
+            _clear(out)
+        _train_and_compare(out, chosen)
+
+
+def _clear(out: Path) -> None:
+    """Make room for a new demo in an empty folder or in an old demo's; touch nothing else."""
+    old = list(out.iterdir())
+    if old and out / MARK not in old:
         raise UserError(f"{out} is there already and not a demo of ours; choose another --out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
     (out / MARK).touch()
+    for path in old:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink()
+
+
+def _train_and_compare(out: Path, device: torch.device) -> None:
     print(
         "1,348 images of handwritten digits. Each has its true label hidden in a set of candidates, where every\n"
         "wrong label stands with probability 0.3. First CC, which treats all candidates alike, then CroSel.\n"
@@ -34,7 +53,7 @@ def run_demo(out: Path, device: str = "cpu") -> None:
         config = build_config(
             preset="demo/digits", values={"source": "digits", "candidates": RULE, "method": {"name": method}}
         )
-        session = train_run(config, out / method, pick_device(device), console=Console(sys.stdout))
+        session = train_run(config, out / method, device, console=Console(sys.stdout))
         rows[method] = session.progress.rows[-1]
         print()
     seconds = time.perf_counter() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,16 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 
+from crosel.data.dataset import as_candidates
 from crosel.errors import UserError
 
 Array = NDArray[Any]
 
 BYTES, FLOAT_BYTES, UNIT = "integers in 0..255", "floats in 0..255", "floats in 0..1"
+
+
+class UserTypeError(UserError, TypeError):
+    """A UserError where scikit-learn's users expect a TypeError."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ def is_image_like(x: Any) -> bool:
     if hasattr(x, "shape"):
         return len(x.shape) in (3, 4)
     try:
-        return np.ndim(x) in (3, 4)
+        return np.asarray(x).ndim in (3, 4)
     except ValueError:  # rows of different lengths
         return False
 
@@ -50,16 +55,16 @@ def plain_array(x: Any) -> Any:
 def pixel_kind(x: Any) -> str:
     """Decide, once and in `fit`, what the numbers of images mean."""
     x = np.asarray(x)
-    if x.dtype == bool or (np.issubdtype(x.dtype, np.floating) and x.size and float(np.nanmax(x)) <= 1.0):
+    if x.dtype == bool or (np.issubdtype(x.dtype, np.floating) and bool((x <= 1).all())):
         return UNIT
     return FLOAT_BYTES if np.issubdtype(x.dtype, np.floating) else BYTES
 
 
-def as_bytes(x: Any, kind: str) -> Array:
+def as_bytes(images: Any, kind: str) -> Array:
     """Images as uint8, by the meaning that `fit` found. A uint8 is 0..255 whatever `fit` saw."""
-    x = np.asarray(x)
+    x: Array = np.asarray(images)
     if x.dtype == np.uint8:
-        return x
+        return x if x.flags.writeable else x.copy()  # torch warns of arrays it may not write to
     if x.dtype == object or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
         raise UserError(f"X: expected numbers, found {x.dtype}")
     if np.issubdtype(x.dtype, np.complexfloating):
@@ -71,9 +76,10 @@ def as_bytes(x: Any, kind: str) -> Array:
         raise UserError(f"X: NaN or an infinite value in image {row}; mend it or leave it out")
     low, high = float(x.min()), float(x.max())
     top = 1.0 if kind == UNIT else 255.0
+    if kind == UNIT and low >= 0 and high > top:
+        raise UserError(f"X: the training images were {UNIT}, these go up to {high:g}; divide them by 255")
     if low < 0 or high > top:
-        wanted = "pixels must lie in 0..255 or 0..1" if kind != UNIT else f"the training images were {UNIT}"
-        raise UserError(f"X: {wanted}, found {low:g} to {high:g}")
+        raise UserError(f"X: pixels must lie in 0..255 or 0..1, found {low:g} to {high:g}")
     if kind == BYTES and np.issubdtype(x.dtype, np.floating) and 0 < high <= 1 and (x % 1 != 0).any():
         raise UserError(f"X: the training images were {BYTES}, these are floats up to {high:g}; multiply them by 255")
     scaled: Array = np.rint(x.astype(np.float64) * (255.0 / top)).astype(np.uint8)
@@ -140,18 +146,14 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     elif not isinstance(given, np.ndarray) and hasattr(given, "__array__"):
         given = np.asarray(given)
     if isinstance(given, np.ndarray):
-        if given.ndim == 2 and given.shape[1] == 1 and given.dtype != bool:
-            warnings.warn(
-                "A column-vector y was passed when a 1d array was expected. Please change the shape of y to "
-                "(n_samples, ), for example using ravel().", DataConversionWarning, stacklevel=4,
-            )  # fmt: skip
-            given = given[:, 0]
-        if given.ndim == 2 and not _is_text(given):
-            return given.astype(float) if given.dtype == object else given
-        if given.ndim not in (1, 2):
-            raise UserError(f"candidates: expected a matrix [n, k], label lists or labels, got shape {given.shape}")
-        if given.ndim == 1 and (given.dtype != object or not _holds_sets(given)):
-            return given
+        array = _ravel(given)
+        if array.ndim not in (1, 2):
+            raise UserError(f"candidates: expected a matrix [n, k], label lists or labels, got shape {array.shape}")
+        if array.ndim == 2 and not _is_text(array):
+            return array.astype(float) if array.dtype == object else array
+        if array.ndim == 1 and (array.dtype != object or not _holds_sets(array)):
+            return array
+        given = list(array)
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
         raise UserError(f"candidates: expected a matrix [n, k], label lists or labels, got {type(given).__name__}")
     items = list(given)
@@ -160,6 +162,18 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     if not _holds_sets(items):
         return _object_array(items) if _mixed(items) else np.asarray(items)
     return _label_lists(items)
+
+
+def _ravel(array: Array) -> Array:
+    """Take one column of labels as labels, with scikit-learn's own warning."""
+    if array.ndim != 2 or array.shape[1] != 1 or array.dtype == bool:
+        return array
+    warnings.warn(
+        "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples, ), "
+        "for example using ravel().", DataConversionWarning, stacklevel=5,
+    )  # fmt: skip
+    column: Array = array[:, 0]
+    return column
 
 
 def _is_set(item: Any) -> bool:
@@ -207,10 +221,9 @@ def _plain(label: Any) -> Any:
 
 
 def _matrix(values: Array) -> NDArray[np.bool_]:
-    from crosel.data.dataset import as_candidates
-
     try:
-        return as_candidates(values, "candidates")
+        matrix = as_candidates(values, "candidates")
+        return matrix if matrix.flags.writeable else matrix.copy()
     except UserError as error:
         if values.ndim == 2 and np.issubdtype(values.dtype, np.number) and "only 0 and 1" in str(error):
             raise UserError(f"{error} (label lists are passed as lists or sets, not as an array)") from None
@@ -335,3 +348,25 @@ def _decode(item: list[Any]) -> Any:
     if kind == "tuple":
         return tuple(_decode(part) for part in value)
     return {"str": str, "int": int, "float": float, "bool": bool}[kind](value)
+
+
+# --- parameters ---------------------------------------------------------------------------------------------------
+
+
+def settings_dict(name: str, given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UserError(f"{name}: expected a dict of settings, got {type(given).__name__}")
+    if "name" in given:
+        raise UserError(f"{name}: the name is a parameter of its own")
+    return {str(key): value for key, value in given.items()}
+
+
+def without_numpy(value: Any) -> Any:
+    """Grid searches pass numpy's numbers, which the config does not take."""
+    if isinstance(value, Mapping):
+        return {key: without_numpy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_numpy(item) for item in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value

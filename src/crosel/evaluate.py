@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,14 +30,15 @@ def evaluate_run(
     run: Path, source: str | None, data_dir: Path | None, device: torch.device, trust_code: bool = False
 ) -> dict[str, Any]:
     """Accuracy on the run's test set (or on all labelled examples of another source), and the training set's rest."""
-    session = load_run(run, device, trust_code, data_dir=data_dir)
+    session = load_run(run, device, trust_code, data_dir=data_dir, needs_data=source is None)
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
         other = load(source, data_dir)
         if other.shape != session.data.shape:
             raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")
-        if other.classes != session.data.classes:
-            raise UserError(f"{source} has other classes than the run")
+        if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
+            ours, theirs = (", ".join(d.classes[:8]) for d in (session.data, other))
+            raise UserError(f"{source} has other classes than the run: {theirs}, …; the run has {ours}, …")
         x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
         if x is None or y is None:
             raise UserError(f"{source} has no true labels (y) to compare with")
@@ -73,7 +75,10 @@ def read_inputs(path: Path, session: Session) -> tuple[np.ndarray[Any, Any], lis
     if path.suffix != ".npz":
         raise UserError(f"{path}: cannot read '{path.suffix}'; give an npz file with x")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        loaded = np.load(path, allow_pickle=False)  # object arrays are pickles: never from outside
+        if isinstance(loaded, np.ndarray):
+            raise UserError(f"{path}: this is a single array; an npz file with x is needed")
+        with loaded as archive:
             if "x" not in archive.files:
                 raise UserError(f"{path}: the array 'x' is missing")
             x = archive["x"]
@@ -94,7 +99,7 @@ def predict_file(run: Path, source: Path, out: Path, top: int, device: torch.dev
     """Write id, label and confidence of the `top` labels, chunk by chunk, to csv or jsonl."""
     if out.suffix not in (".csv", ".jsonl"):
         raise UserError(f"{out}: predictions are written as .csv or .jsonl; give the file one of these endings")
-    session = load_run(run, device, trust_code)
+    session = load_run(run, device, trust_code, needs_data=False)
     x, ids = read_inputs(source, session)
     top = min(top, len(session.data.classes))
     line = _csv_line if out.suffix == ".csv" else _json_line
@@ -129,10 +134,23 @@ def _json_line(name: str, pairs: list[tuple[str, float]]) -> bytes:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode()
 
 
+_NEEDED = ("torch", "numpy", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
+_OPTIONAL = ("scipy", "pillow", "ray")
+
+
+def _installed(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"no {name}"
+
+
 def info_lines() -> list[str]:
+    """Versions, what is installed, devices, methods and presets, for `crosel info`."""
     lines = [
-        f"crosel {crosel.__version__}",
-        f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}",
+        f"crosel {crosel.__version__}, python {platform.python_version()}, {platform.platform()}",
+        ", ".join(map(_installed, _NEEDED)),
+        f"optional: {', '.join(map(_installed, _OPTIONAL))}",
     ]
     if torch.cuda.is_available():
         lines += [

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -212,20 +211,3 @@ def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
 
 def parameter_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
-
-
-def seeded(factory: NetworkFactory, seed: int) -> NetworkFactory:
-    """Make a factory's networks follow from a seed, each call giving another one, without touching global state."""
-    state: list[Tensor] = []
-
-    def build() -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            if state:
-                torch.set_rng_state(state[0])
-            else:
-                torch.manual_seed(seed)
-            network = factory()
-            state[:] = [torch.get_rng_state()]
-        return network
-
-    return build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,8 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,17 @@ import crosel
 from crosel import checkpoint
 from crosel.config import RunConfig, check_config, read_yaml
 from crosel.data import Dataset, load
+from crosel.data.sources import NAMED
 from crosel.errors import UserError
-from crosel.files import atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
+from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
 from crosel.nets import InputShape, network_factory
 from crosel.session import Session, build_session, load_tensors
 from crosel.train import Row
+
+# Settings that do not decide what is learnt: a run may go on with other values of these.
+FREE_TO_CHANGE = {"data_dir", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs"}
+# What a run that was killed before its config was written has left behind.
+_BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 
 
 class RunFolder:
@@ -33,7 +42,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self._lock: int | None = None
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -51,51 +59,75 @@ class RunFolder:
     def create(self, config: RunConfig, data: Dataset, command: list[str]) -> None:
         """Lay out a new run. The config comes last: a folder without it is not a run yet."""
         make_folder(self.checkpoints)
+        remove_stray(self.path)
         self.write_candidates(data)
         atomic_write(self / "environment.json", json.dumps(environment(command), indent=1) + "\n")
         atomic_write(self / "metrics.jsonl", "")
         atomic_write(self / "config.yaml", config.to_yaml())
 
+    def check_can_hold(self, resume: bool) -> None:
+        """Refuse a folder that holds something else than a run to go on with."""
+        if self.exists:
+            if not resume:
+                raise UserError(f"{self.path} holds a run already; go on with it by --resume, or choose another --out")
+            return
+        with disk_errors(self.path):
+            others = {path.name for path in self.path.iterdir() if not path.name.startswith(TEMPORARY)}
+        if others - _BEFORE_CONFIG:
+            raise UserError(f"{self.path} is not a run folder and not empty; choose another --out")
+
     def read_config(self) -> RunConfig:
-        if not self.path.exists():
-            raise UserError(f"{self.path}: no such run folder")
-        if not self.exists:
-            raise UserError(f"{self.path} is not a run folder (it has no config.yaml)")
+        with disk_errors(self.path):
+            if not self.path.exists():
+                raise UserError(f"{self.path}: no such run folder")
+            if not self.exists:
+                raise UserError(f"{self.path} is not a run folder (it has no config.yaml)")
         return check_config(read_yaml(self / "config.yaml"), place=f"{self / 'config.yaml'}: ")
 
-    def check_same_config(self, config: RunConfig) -> None:
-        """Refuse to go on with other settings than the run was started with."""
-        ours, theirs = _flat(config.model_dump(mode="json")), _flat(self.read_config().model_dump(mode="json"))
-        ignored = {"data_dir", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs"}
-        for name in sorted((ours.keys() | theirs.keys()) - ignored):
-            if ours.get(name) != theirs.get(name):
-                raise UserError(
-                    f"{self.path} was made with another config: {name} was {theirs.get(name)!r}, "
-                    f"now {ours.get(name)!r}; take the old value, or another --out"
-                )
+    def take_config(self, config: RunConfig) -> None:
+        """Refuse to go on with other settings than the run was started with; note those that may change."""
+        old, new = self.read_config().model_dump(mode="json"), config.model_dump(mode="json")
+        changed = first_difference(old, new)
+        if changed is not None:
+            name, was, now = changed
+            raise UserError(
+                f"{self.path} was made with another config: {name} was {was!r}, now {now!r}; "
+                "take the old value, or another --out"
+            )
+        if old != new:
+            atomic_write(self / "config.yaml", config.to_yaml())
 
-    def lock(self) -> None:
-        """Claim the folder for this process; the claim ends with the process, however it ends."""
-        make_folder(self.path)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Claim the folder (made if need be) for this process; the claim ends with the process, however it ends."""
         with disk_errors(self.path):
+            new = not self.path.exists()
+            make_folder(self.path)
             handle = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.path} is in use by another process; wait for it or choose another --out"
+                ) from None
+            except OSError:  # a file system without locks, as some network ones: go on without
+                pass
+            yield
+        finally:
+            if new:
+                with contextlib.suppress(OSError):  # only an empty folder can be removed: nothing came of the run
+                    self.path.rmdir()
             os.close(handle)
-            raise UserError(f"{self.path} is in use by another process; wait for it or choose another --out") from None
-        self._lock = handle
-
-    def unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     # --- candidate sets ---------------------------------------------------------------------------------------
 
     def write_candidates(self, data: Dataset) -> None:
         """The drawn sets are part of the run: they are saved once and read back ever after."""
-        arrays: dict[str, Any] = {"candidates": data.candidates, "classes": np.array(data.classes)}
+        arrays: dict[str, Any] = {
+            "candidates": data.candidates, "classes": np.array(data.classes), "shape": np.array(data.shape),
+            "data": np.array(data.fingerprint()),
+        }  # fmt: skip
         if data.y is not None:
             arrays["y"] = data.y
         if data.ids is not None:
@@ -105,36 +137,72 @@ class RunFolder:
     def read_candidates(self) -> dict[str, Any]:
         try:
             with np.load(self / "candidates.npz", allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
+                return {name: archive[name] for name in ("candidates", "classes", "shape", "data", *archive.files)}
         except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-            raise UserError(f"{self / 'candidates.npz'}: cannot be read ({error}); the run cannot go on") from None
+            raise UserError(f"{self / 'candidates.npz'}: cannot be read ({error}); the run cannot be used") from None
 
     def with_candidates(self, data: Dataset) -> Dataset:
-        sets = self.read_candidates()["candidates"]
+        """The data with the run's own sets, or a line about how the data differ from what the run was made with."""
+        saved = self.read_candidates()
+        sets = saved["candidates"]
         if sets.shape != (data.n, len(data.classes)):
             raise UserError(
-                f"{self.path}: its candidate sets are {sets.shape[0]} x {sets.shape[1]}, "
-                f"but the data has {data.n} examples and {len(data.classes)} classes"
+                f"{self.path} was made from other data: {sets.shape[0]} examples and {sets.shape[1]} classes, "
+                f"now {data.n} and {len(data.classes)}"
             )
+        if str(saved["data"]) != data.fingerprint():
+            raise UserError(f"{self.path} was made from other data: x or the names of the classes have changed")
+        if data.candidates is not None and not np.array_equal(data.candidates, sets):
+            row = np.flatnonzero((data.candidates != sets).any(axis=1))[0]
+            raise UserError(f"{self.path} was made from other data: the candidate set of example {row} has changed")
+        if (data.y is not None) != ("y" in saved) or (data.y is not None and not np.array_equal(data.y, saved["y"])):
+            raise UserError(f"{self.path} was made from other data: the true labels (y) have changed")
         return replace(data, candidates=sets)
+
+    def stand_in(self) -> Dataset:
+        """The shape and classes of the run's data without the data: enough to predict anywhere."""
+        saved = self.read_candidates()
+        shape = tuple(int(side) for side in saved["shape"])
+        x = np.zeros((1, *shape), np.uint8 if len(shape) == 3 else np.float32)
+        return Dataset(x, tuple(map(str, saved["classes"])), saved["candidates"])
 
     # --- going on ---------------------------------------------------------------------------------------------
 
     def restore(self, session: Session) -> list[str]:
         """Load the newest good checkpoint into the session; return lines about what was found."""
+        make_folder(self.checkpoints)
         remove_stray(self.path)
+        remove_stray(self.checkpoints)
         found = checkpoint.load_newest(self.checkpoints)
-        lines = [f"checkpoint {path.name} is damaged; it is left aside" for path in found.damaged]
-        for path in found.damaged:
-            path.rename(path.with_suffix(".damaged"))
         if found.checkpoint is not None:
+            self._check_unchanged(session.config, found.checkpoint.state)
             session.restore(found.checkpoint)
-            p = session.progress
+        lines = [f"checkpoint {path.name} is damaged; it is left aside" for path in found.damaged]
+        with disk_errors(self.checkpoints):
+            for path in found.damaged:
+                path.rename(path.with_suffix(".damaged"))
+        checkpoint.prune(self.checkpoints, session.config.train.keep_checkpoints)
+        p = session.progress
+        if found.checkpoint is not None:
             lines.append(f"going on after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
         else:
-            lines.append("no checkpoint yet: starting from the beginning")
-        atomic_write(self / "metrics.jsonl", "".join(map(_line, session.progress.rows)))
+            lines.append(f"no {'good ' if found.damaged else ''}checkpoint yet: starting from the beginning")
+        if p.epoch < session.config.train.epochs:
+            with disk_errors(self / "done"):
+                (self / "done").unlink(missing_ok=True)
+        atomic_write(self / "metrics.jsonl", "".join(map(_line, p.rows)))
         return lines
+
+    def _check_unchanged(self, config: RunConfig, state: Mapping[str, Any]) -> None:
+        """config.yaml may have been edited or damaged since the checkpoint was written."""
+        new = config.model_dump(mode="json")
+        changed = first_difference(state.get("config", new), new)
+        if changed is not None:
+            name, was, now = changed
+            raise UserError(
+                f"{self / 'config.yaml'} has changed since the run was made: {name} was {was!r}, now {now!r}; "
+                "put it back"
+            )
 
     # --- watching the loop ------------------------------------------------------------------------------------
 
@@ -144,6 +212,7 @@ class RunFolder:
     def on_state(self, session: Session) -> None:
         p = session.progress
         tensors, state = session.state()
+        state["config"] = session.config.model_dump(mode="json")
         checkpoint.save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
 
     def on_epoch(self, session: Session, row: Row) -> None:
@@ -166,16 +235,26 @@ class RunFolder:
 
 
 def load_run(
-    path: Path, device: torch.device, trust_code: bool = False, source: str | None = None, data_dir: Path | None = None
+    path: Path,
+    device: torch.device,
+    trust_code: bool = False,
+    data_dir: Path | None = None,
+    needs_data: bool = True,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> Session:
-    """Open a run for use: its data (or another source of the same shape), its networks, its newest checkpoint."""
+    """Open a run for use: its networks from the newest good checkpoint, and its data unless they are not needed."""
     folder = RunFolder(path)
     config = folder.read_config()
-    where = data_dir or (Path(config.data_dir) if config.data_dir else None)
-    data = folder.with_candidates(load(config.source, where))
+    if needs_data:
+        where = data_dir or (Path(config.data_dir) if config.data_dir else None)
+        data = folder.with_candidates(load(config.source, where))
+    else:
+        data = folder.stand_in()
     factory = network_factory(config.network, InputShape(data.shape), len(data.classes), trust_code)
     session = build_session(config, data, device, factory)
     found = checkpoint.load_newest(folder.checkpoints)
+    for damaged in found.damaged:
+        say(f"checkpoint {damaged.name} is damaged; it is passed over")
     if found.checkpoint is None:
         raise UserError(f"{path}: there is no checkpoint to use yet; train it first: crosel train … --out {path}")
     load_tensors(session.method, checkpoint.without_prefix("method", found.checkpoint.tensors))
@@ -183,6 +262,29 @@ def load_run(
     session.progress.epoch = found.checkpoint.state["epoch"]
     session.progress.rows = found.checkpoint.state["rows"]
     return session
+
+
+def with_full_paths(config: RunConfig) -> RunConfig:
+    """Name files so that the run can be repeated, resumed and used from any working folder."""
+    update: dict[str, Any] = {}
+    if config.source not in NAMED:
+        update["source"] = os.path.abspath(config.source)
+    if config.data_dir:
+        update["data_dir"] = os.path.abspath(config.data_dir)
+    return config.model_copy(update=update)
+
+
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first setting that decides what is learnt and differs: its dotted name and both values."""
+    was, now = _flat(old), _flat(new)
+    free = set(FREE_TO_CHANGE)
+    if not {was.get("source"), now.get("source")} & NAMED.keys():
+        free.add("source")  # a file may have moved; its content is compared with the run's own record of it
+    telling = ("source", "method.name")  # when these differ, so do many others
+    for name in sorted((was.keys() | now.keys()) - free, key=lambda name: (name not in telling, name)):
+        if was.get(name) != now.get(name):
+            return name, was.get(name), now.get(name)
+    return None
 
 
 def environment(command: list[str]) -> dict[str, Any]:
@@ -200,10 +302,13 @@ def environment(command: list[str]) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of the source tree this package runs from, with a mark if it has been changed."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
     try:
+        # Installed into someone's project, the package lies in a repository that is not ours.
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=5, check=True)
         result = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True, text=True, timeout=5, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
@@ -211,7 +316,7 @@ def _commit() -> str | None:
     return result.stdout.strip()
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -222,7 +327,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _line(row: Row) -> str:
-    return json.dumps({key: round(v, 6) if isinstance(v, float) else v for key, v in row.items()}) + "\n"
+    # Significant digits, not decimals: a small learning rate must not become 0.
+    return json.dumps({key: float(f"{v:.7g}") if isinstance(v, float) else v for key, v in row.items()}) + "\n"
 
 
 def command_line() -> list[str]:

@@ -14,10 +14,10 @@ import torch
 from crosel.config import RunConfig
 from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, load
-from crosel.errors import UserError
+from crosel.errors import Interrupted
 from crosel.labels import label_table, write_labels, write_selection
 from crosel.report import write_report
-from crosel.run import RunFolder, command_line
+from crosel.run import RunFolder, command_line, with_full_paths
 from crosel.session import Session, build_session, resolve
 from crosel.train import fit
 
@@ -53,41 +53,28 @@ def stop_signals() -> Iterator[StopFlag]:
 
 
 def train_run(
-    config: RunConfig | None, out: Path, device: torch.device, resume: bool = False, console: Console | None = None
+    config: RunConfig, out: Path, device: torch.device, resume: bool = False, console: Console | None = None
 ) -> Session:
-    """Train into a run folder. With `resume`, go on with the run that is there (config None: exactly as it was)."""
+    """Train into a run folder; with `resume`, go on with the run that is there, if there is one."""
     console = console or Console(quiet=True)
     folder = RunFolder(out)
-    if folder.exists and not resume:
-        raise UserError(f"{out} holds a run already; go on with it by --resume, or choose another --out")
-    if config is None:
-        config = folder.read_config()
-    elif out.exists() and not folder.exists and out.is_dir() and any(out.iterdir()) and not _is_unborn(out):
-        raise UserError(f"{out} is not a run folder and not empty; choose another --out")
-    data = load(config.source, Path(config.data_dir) if config.data_dir else None)
-    config = resolve(config, data)
-    folder.lock()
     try:
-        with stop_signals() as stop:
-            session = _open(folder, config, data, device, console)
-            if folder.is_done and session.progress.epoch >= config.train.epochs:
-                console.say(f"{out} is finished already")
+        with folder.locked():
+            folder.check_can_hold(resume)
+            data = load(config.source, Path(config.data_dir) if config.data_dir else None)
+            config = with_full_paths(resolve(config, data))
+            with stop_signals() as stop:
+                session = _open(folder, config, data, device, console)
+                if folder.is_done:
+                    console.say(f"{out} is finished already")
+                else:
+                    fit(session, (folder, console), stop)
+                    finish(folder, session)
                 return session
-            fit(session, (folder, console), stop)
-            finish(folder, session)
+    except Interrupted:
+        raise Interrupted(f"stopped; the state is saved. Go on with: crosel train --resume --out {out}") from None
     finally:
-        folder.unlock()
-    return session
-
-
-def _is_unborn(out: Path) -> bool:
-    """A run that was killed before its config was written left nothing but these."""
-    return {path.name for path in out.iterdir()} <= {
-        "checkpoints",
-        "candidates.npz",
-        "environment.json",
-        "metrics.jsonl",
-    }
+        console.close()
 
 
 def _open(folder: RunFolder, config: RunConfig, data: Dataset, device: torch.device, console: Console) -> Session:
@@ -96,7 +83,7 @@ def _open(folder: RunFolder, config: RunConfig, data: Dataset, device: torch.dev
         session = build_session(config, data, device)  # before anything is written: it may refuse the config
         folder.create(config, data, command_line())
         return session
-    folder.check_same_config(config)
+    folder.take_config(config)
     session = build_session(config, folder.with_candidates(data), device)
     for line in folder.restore(session):
         console.say(line)

@@ -19,7 +19,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
-from crosel.nets import InputShape, NetworkFactory, network_factory, network_name, seeded
+from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
 
 
 @dataclass
@@ -132,7 +132,9 @@ def build_session(
     steps = math.ceil(data.n / batch_size)
     problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, steps)
     method_class = find_method(config.method.name)
-    method = method_class(config.method, problem, seeded(factory, config.seed)).to(device)
+    with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
+        torch.manual_seed(config.seed)
+        method = method_class(config.method, problem, factory).to(device)
     if device.type == "cuda" and data.is_image:
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     check_network(method, data, device)

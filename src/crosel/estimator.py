@@ -1,0 +1,394 @@
+"""scikit-learn estimators: `fit` on candidate sets, then `predict`, or read the training set's labels.
+
+    clf = CroSelClassifier(epochs=50).fit(X, candidates)
+    clf.predict(X_new), clf.transduction_, clf.confidence_, clf.selected_, clf.flags_, clf.history_
+
+Training is the package's one loop; this file only brings inputs into its form and results into the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from crosel.config import RunConfig, check_config
+from crosel.console import Console
+from crosel.data.dataset import as_inputs, make_dataset
+from crosel.errors import UserError
+from crosel.estimator_inputs import (
+    UserTypeError,
+    as_bytes,
+    decode_labels,
+    encode_labels,
+    inside,
+    is_image_like,
+    pixel_kind,
+    plain_array,
+    read_candidates,
+    settings_dict,
+    without_numpy,
+)
+from crosel.estimator_model import (
+    OWN_NETWORK,
+    FittedModel,
+    History,
+    UserFactory,
+    read_model,
+    user_network,
+    write_model,
+)
+from crosel.labels import LabelTable, label_table
+from crosel.session import Session, build_session, pick_device, resolve
+from crosel.train import fit as train
+
+__all__ = ["CroSelClassifier", "History", "PartialLabelClassifier"]
+
+Self = TypeVar("Self", bound="PartialLabelClassifier")
+
+
+class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classifier that learns from sets of candidate labels, by any of crosel's methods.
+
+    Parameters
+    ----------
+    method : name of the method; `crosel info` lists them.
+    epochs, batch_size : passes over the training set; examples in a step.
+    lr : learning rate at the start; None for the default of `crosel train`.
+    network : "auto", "mlp", "small-cnn", "wrn-DEPTH-WIDTH", "module:factory", or a factory of your own, called as
+        `factory(classes=k, shape=shape)`, with shape (d,) or (channels, height, width), for a `torch.nn.Module`.
+    method_settings, train_settings, augment_settings, network_settings : dicts of further settings, named as in
+        `--set`: `train_settings={"weight_decay": 5e-4}`, `augment_settings={"flip": False}`.
+    classes : all labels, in order, where the data cannot tell: names for the columns of a matrix, or labels that
+        happen to occur in no set.
+    random_state : int, None or RandomState; decides starting weights and all draws.
+    device : "auto", "cpu" or "cuda".
+    verbose : True shows one line an epoch on standard error.
+
+    Attributes
+    ----------
+    classes_ : labels, sorted where they can be. `predict_proba` has one column for each.
+    transduction_ : the training set's labels, each the most probable one of its candidate set.
+    confidence_ : their probabilities.
+    selected_ : bool, selected by every network; None for methods that do not select.
+    flags_ : "" or "outside" (all networks insist on a label that is not in the set), "disputed" (they differ),
+        "unsure" (none selected it, or the confidence is low).
+    history_ : one dict an epoch; `history_.to_dict()`, `history_.plot()`.
+    n_features_in_, feature_names_in_ : for features, as everywhere in scikit-learn.
+
+    `partial_fit` is not offered: the methods look at the whole training set after every epoch, so a part of it
+    has no meaning for them. Call `fit` on all of it.
+    """
+
+    # `candidates` is another name for y, not metadata that scikit-learn should route.
+    __metadata_request__fit = {"candidates": UNUSED}  # noqa: RUF012
+
+    def __init__(
+        self,
+        method: str = "crosel",
+        *,
+        epochs: int = 50,
+        batch_size: int = 64,
+        lr: float | None = None,
+        network: str | UserFactory = "auto",
+        method_settings: Mapping[str, Any] | None = None,
+        train_settings: Mapping[str, Any] | None = None,
+        augment_settings: Mapping[str, Any] | None = None,
+        network_settings: Mapping[str, Any] | None = None,
+        classes: Any = None,
+        random_state: int | np.random.RandomState | None = 0,
+        device: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.network = network
+        self.method_settings = method_settings
+        self.train_settings = train_settings
+        self.augment_settings = augment_settings
+        self.network_settings = network_settings
+        self.classes = classes
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def fit(self: Self, X: Any, y: Any = None, *, candidates: Any = None) -> Self:
+        """Train on examples with candidate sets.
+
+        X : features [n, d], or images [n, h, w] or [n, h, w, c]: bytes, or floats in 0..1 or 0..255 (which of the
+            two is decided here, once, for `predict` as well). numpy, lists, tensors, pandas or polars frames.
+        y : candidate sets, also by the name `candidates`: a bool or 0/1 matrix [n, k], a frame of that kind with
+            the classes as column names, or a list of label lists or sets. A one-dimensional list of labels means
+            sets of one.
+        """
+        if y is not None and candidates is not None:
+            raise UserError("candidate sets were given twice, as y and as candidates; give them once")
+        x, pixels = self._training_inputs(X)
+        sets = read_candidates(y if candidates is None else candidates, self.classes)
+        data = make_dataset(x, sets.matrix, classes=[str(label) for label in sets.classes.tolist()], place="fit")
+        factory = None if isinstance(self.network, str) else self.network
+        config = resolve(self._config(), data)
+        session = build_session(
+            config, data, pick_device(str(self.device)), user_network(factory, len(sets.classes), data.shape)
+        )
+        _check_batch(session)
+        console = Console(quiet=not self.verbose)
+        try:
+            train(session, (console,))
+        finally:
+            console.close()
+        self.classes_ = sets.classes
+        self.history_ = History(session.progress.rows)
+        self._keep_labels(label_table(session))
+        self._model = FittedModel.of(session, pixels, factory)
+        return self
+
+    def _training_inputs(self, X: Any) -> tuple[NDArray[Any], str | None]:
+        X = plain_array(X)
+        if not is_image_like(X):
+            return self._features(X, reset=True), None
+        for stale in ("n_features_in_", "feature_names_in_"):  # of an earlier fit on features
+            if hasattr(self, stale):
+                delattr(self, stale)
+        kind = pixel_kind(X)
+        return as_bytes(X, kind), kind
+
+    def _features(self, X: Any, reset: bool) -> NDArray[Any]:
+        """scikit-learn's own checks and messages, in one line."""
+        try:
+            x = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
+        except (TypeError, ValueError) as error:
+            kind = UserTypeError if isinstance(error, TypeError) else UserError
+            raise kind(" ".join(str(error).split())) from None
+        return np.asarray(x)
+
+    def _config(self) -> RunConfig:
+        train_values = settings_dict("train_settings", self.train_settings)
+        for name in ("epochs", "batch_size", "lr"):
+            if name in train_values:
+                raise UserError(f"train_settings: '{name}' is a parameter of its own")
+        train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
+        if self.lr is not None:
+            train_values["lr"] = self.lr
+        network = settings_dict("network_settings", self.network_settings)
+        if not isinstance(self.network, str) and (not callable(self.network) or isinstance(self.network, nn.Module)):
+            raise UserError(
+                "network: expected a name or a factory, which is called as factory(classes=k, shape=shape) once for "
+                f"each network, got {type(self.network).__name__}"
+            )
+        tree = {
+            "source": "memory", "seed": self._seed(), "method": self._method_values(), "train": train_values,
+            "augment": settings_dict("augment_settings", self.augment_settings),
+            "network": {**network, "name": self.network if isinstance(self.network, str) else OWN_NETWORK},
+        }  # fmt: skip
+        return check_config(without_numpy(tree))
+
+    def _method_values(self) -> dict[str, Any]:
+        values = settings_dict("method_settings", self.method_settings)
+        return {**values, "name": self.method}
+
+    def _seed(self) -> int:
+        """An int is the seed itself; anything else gives a fresh one with every fit."""
+        state = self.random_state
+        if isinstance(state, int | np.integer):
+            return int(state)
+        if isinstance(state, np.random.Generator):
+            return int(state.integers(2**31))
+        try:
+            return int(check_random_state(state).randint(2**31 - 1))
+        except ValueError as error:
+            raise UserError(f"random_state: {error}") from None
+
+    def _keep_labels(self, table: LabelTable) -> None:
+        self.transduction_ = self.classes_[table.labels]
+        self.confidence_ = table.confidence
+        self.selected_ = None if table.selected is None else table.selected == table.networks
+        self.flags_ = np.array(table.flags)
+
+    # --- prediction -------------------------------------------------------------------------------------------
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Class probabilities [n, k], columns in the order of `classes_`."""
+        check_is_fitted(self, "classes_")
+        X = plain_array(X)
+        if self._model.pixels is None:
+            x = as_inputs(self._features(X, reset=False), "X")
+        else:
+            if not is_image_like(X):
+                raise UserError("X: the classifier was trained on images; pass images [n, h, w] or [n, h, w, c]")
+            x = as_inputs(as_bytes(X, self._model.pixels), "X")
+            if x.shape[1:] != self._model.shape:
+                raise UserError(f"X: images of {_size(x.shape[1:])}; trained on {_size(self._model.shape)}")
+        return self._model.probabilities(x, str(self.device))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable label of each example, in the type of the labels passed to `fit`."""
+        p = self.predict_proba(X)
+        labels: NDArray[Any] = self.classes_[p.argmax(axis=1)]
+        return labels
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy where y holds labels; where it holds candidate sets, the share of predictions inside them."""
+        hits = inside(self.predict(X).tolist(), y, self.classes_)
+        return float(np.average(hits, weights=sample_weight))
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to one safetensors file. No pickle: `load` runs nothing that the file says."""
+        check_is_fitted(self, "classes_")
+        params = self.get_params(deep=False)
+        if not isinstance(self.network, str):
+            params["network"] = None
+        if not isinstance(self.random_state, int | np.integer | None):
+            params["random_state"] = self._model.config["seed"]
+        if self.classes is not None:
+            params["classes"] = encode_labels(self.classes_)
+        names, codes = np.unique(self.flags_, return_inverse=True)
+        arrays: dict[str, NDArray[Any]] = {
+            "labels": _positions(self.transduction_, self.classes_), "confidence": self.confidence_,
+            "flags": codes.astype(np.uint8),
+        }  # fmt: skip
+        if self.selected_ is not None:
+            arrays["selected"] = self.selected_
+        header = {
+            "class": type(self).__name__, "params": without_numpy(params), "labels": encode_labels(self.classes_),
+            "history": list(self.history_), "flag_names": names.tolist(),
+            "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+        }  # fmt: skip
+        write_model(Path(path), self._model, arrays, header)
+
+    @classmethod
+    def load(cls: type[Self], path: str | Path, network: UserFactory | None = None, device: str | None = None) -> Self:
+        """Read a saved classifier. One with a network of your own needs the factory; no code is imported for it."""
+        model, arrays, header = read_model(Path(path), network)
+        kinds: list[type[Any]] = [cls, PartialLabelClassifier, CroSelClassifier]
+        kind = next((k for k in kinds if k.__name__ == header.get("class")), None)
+        if kind is None or not issubclass(kind, cls):
+            raise UserError(f"{path}: holds a {header.get('class')}, not a {cls.__name__}")
+        try:
+            params = dict(header["params"])
+            if params["classes"] is not None:
+                params["classes"] = decode_labels(params["classes"]).tolist()
+            params["network"] = network if params["network"] is None else params["network"]
+            params["device"] = params["device"] if device is None else device
+            self: Self = kind(**params)
+            self.classes_ = decode_labels(header["labels"])
+            self.history_ = History(header["history"])
+            self.transduction_ = self.classes_[arrays["labels"]]
+            self.confidence_, self.selected_ = arrays["confidence"], arrays.get("selected")
+            self.flags_ = np.array(header["flag_names"])[arrays["flags"]]
+            if model.pixels is None:
+                self.n_features_in_ = model.shape[0]
+            if header["feature_names"]:
+                self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise UserError(f"{path}: damaged, or made by another version of crosel ({error})") from None
+        self._model = model
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+class CroSelClassifier(PartialLabelClassifier):
+    """CroSel: two networks select confident labels for each other from their prediction history.
+
+    Parameters beside those of `PartialLabelClassifier`
+    ---------------------------------------------------
+    warmup : epochs before anything is selected; None for 10, at most a third of all.
+    gamma : confidence that a label must exceed, on average over the history, to be selected.
+    bank_length : epochs of history.
+    lambda_cr : weight of the co-mix loss.
+    temperature : sharpening of its pseudo labels.
+    alpha : of MixUp's Beta distribution.
+    networks : 2, or 1 that selects for itself.
+    """
+
+    method = "crosel"
+
+    def __init__(
+        self,
+        *,
+        epochs: int = 50,
+        batch_size: int = 64,
+        lr: float | None = None,
+        warmup: int | None = None,
+        gamma: float = 0.9,
+        bank_length: int = 3,
+        lambda_cr: float = 4.0,
+        temperature: float = 0.5,
+        alpha: float = 0.75,
+        networks: int = 2,
+        network: str | UserFactory = "auto",
+        method_settings: Mapping[str, Any] | None = None,
+        train_settings: Mapping[str, Any] | None = None,
+        augment_settings: Mapping[str, Any] | None = None,
+        network_settings: Mapping[str, Any] | None = None,
+        classes: Any = None,
+        random_state: int | np.random.RandomState | None = 0,
+        device: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        # Not super().__init__(): it would set `method`, which is no parameter here.
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.warmup = warmup
+        self.gamma = gamma
+        self.bank_length = bank_length
+        self.lambda_cr = lambda_cr
+        self.temperature = temperature
+        self.alpha = alpha
+        self.networks = networks
+        self.network = network
+        self.method_settings = method_settings
+        self.train_settings = train_settings
+        self.augment_settings = augment_settings
+        self.network_settings = network_settings
+        self.classes = classes
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def _method_values(self) -> dict[str, Any]:
+        values = super()._method_values()
+        for name in ("warmup", "gamma", "bank_length", "lambda_cr", "temperature", "alpha", "networks"):
+            if name in values:
+                raise UserError(f"method_settings: '{name}' is a parameter of its own")
+            values[name] = getattr(self, name)
+        return values
+
+
+def _check_batch(session: Session) -> None:
+    if session.batch_size == 1 and any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in session.method.modules()
+    ):
+        raise UserError(
+            f"batches of one example (n_samples={session.data.n}, batch_size={session.config.train.batch_size}) cannot "
+            "train a network with batch normalisation"
+        )
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    channels, height, width = shape
+    return f"{height} x {width} with {channels} channel{'s' if channels > 1 else ''}"
+
+
+def _positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+    column = {label: j for j, label in enumerate(classes.tolist())}
+    return np.array([column[label] for label in labels.tolist()], np.int64)

@@ -1,0 +1,152 @@
+"""What a report needs of a run folder, finished or not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.config import RunConfig
+from crosel.data import Dataset, load
+from crosel.errors import UserError
+from crosel.methods.base import find_method
+from crosel.run import RunFolder
+from crosel.train import Row
+
+
+@dataclass(frozen=True)
+class Labels:
+    """labels.csv by columns."""
+
+    ids: list[str]
+    labels: NDArray[np.int64]  # class number; -1 for a name that is not among the classes
+    confidence: NDArray[np.float64]
+    selected: list[str]  # "both", "one", "neither"; "" for methods that do not select
+    flags: list[str]
+
+    @property
+    def selects(self) -> bool:
+        return any(self.selected)
+
+
+@dataclass(frozen=True)
+class RunData:
+    name: str
+    path: Path
+    config: RunConfig
+    rows: list[Row]
+    environment: dict[str, Any]
+    classes: tuple[str, ...]
+    sets: NDArray[np.bool_]  # [n, k]
+    truth: NDArray[np.int64] | None
+    labels: Labels | None  # None: the run is not finished
+    fingerprint: str  # of the training inputs
+
+    @property
+    def n(self) -> int:
+        return len(self.sets)
+
+    @property
+    def set_sizes(self) -> NDArray[np.int64]:
+        sizes: NDArray[np.int64] = self.sets.sum(axis=1)
+        return sizes
+
+    @property
+    def method_title(self) -> str:
+        return find_method(self.config.method.name).title.partition(":")[0]
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(row.get("seconds", 0.0)) for row in self.rows)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.rows) >= self.config.train.epochs and self.labels is not None
+
+    def last(self, key: str) -> float | None:
+        """The newest finite value of a metric."""
+        points = self.points(key)
+        return points[-1][1] if points else None
+
+    def points(self, key: str) -> list[tuple[float, float]]:
+        """(epoch, value) wherever the metric has a finite value."""
+        return [
+            (float(row["epoch"]), float(row[key]))
+            for row in self.rows
+            if isinstance(row.get(key), int | float) and math.isfinite(row[key]) and "epoch" in row
+        ]
+
+    @property
+    def warm_up(self) -> int:
+        """Epochs of warm-up, if something else came after them; otherwise 0."""
+        epochs = sum(row.get("phase") == "warm-up" for row in self.rows)
+        return epochs if epochs < len(self.rows) else 0
+
+
+def gather(folders: Sequence[RunFolder]) -> list[RunData]:
+    """Read all folders; runs of the same name are told apart by their whole path."""
+    if not folders:
+        raise UserError("a report needs at least one run folder")
+    names = [folder.path.resolve().name for folder in folders]
+    return [
+        _read(folder, name if names.count(name) == 1 else str(folder.path))
+        for folder, name in zip(folders, names, strict=True)
+    ]
+
+
+def _read(folder: RunFolder, name: str) -> RunData:
+    config = folder.read_config()
+    saved = folder.read_candidates()
+    classes = tuple(map(str, saved["classes"]))
+    sets = saved["candidates"].astype(bool)
+    truth = saved["y"].astype(np.int64) if "y" in saved else None
+    labels = _read_labels(folder / "labels.csv", classes, len(sets))
+    return RunData(
+        name, folder.path, config, folder.read_metrics(), _environment(folder), classes, sets, truth, labels,
+        str(saved["data"]),
+    )  # fmt: skip
+
+
+def _environment(folder: RunFolder) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a report without the machine's name is still a report
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
+    if not path.is_file():
+        return None
+    number = {name: j for j, name in enumerate(classes)}
+    with open(path, encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    if len(rows) != n:
+        raise UserError(f"{path}: {len(rows)} labels for {n} examples; write it again: crosel labels RUN --out {path}")
+    try:
+        return Labels(
+            [row["id"] for row in rows],
+            np.array([number.get(row["label"], -1) for row in rows], np.int64),
+            np.array([float(row["confidence"]) for row in rows]),
+            [row["selected"] for row in rows],
+            [row["flag"] for row in rows],
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a table of labels as crosel writes it ({error})") from None
+
+
+def training_images(run: RunData, data: Dataset | None) -> NDArray[np.uint8] | None:
+    """The training images [n, c, h, w] for thumbnails, where they can still be had."""
+    if data is None:
+        try:
+            data = load(run.config.source, Path(run.config.data_dir) if run.config.data_dir else None)
+        except (UserError, OSError):  # moved or deleted since: the report goes without pictures
+            return None
+    return data.x if data.is_image and data.fingerprint() == run.fingerprint else None

@@ -1,0 +1,79 @@
+"""Helpers for all tests: the command line in this process, and small data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Result(NamedTuple):
+    """What a command left: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+CroselCli = Callable[..., Result]
+
+
+def run_cli(*args: object) -> Result:
+    """Call the command line as the `crosel` script does. A traceback counts as exit code 1, as in a process."""
+    from crosel.cli import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    old = sys.argv
+    sys.argv = ["crosel", *map(str, args)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.simplefilter("ignore", ResourceWarning)  # Python shows these only on request
+            warnings.showwarning = lambda *args: err.write(warnings.formatwarning(*args[:4]))  # as a process would
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except Exception:
+                traceback.print_exc()
+                code = 1
+    finally:
+        sys.argv = old
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def small_arrays(n: int = 96, images: bool = True, seed: int = 0, test: int = 64) -> dict[str, Any]:
+    """Real digits with candidate sets, few enough for an epoch in milliseconds: x, candidates, y, x_test, y_test."""
+    from sklearn.datasets import load_digits
+
+    from crosel.candidates import uniform
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(x))[: n + test]
+    x, y = x[order], y[order]
+    x = np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8) if images else x.astype(np.float32)
+    return {
+        "x": x[:n], "candidates": uniform(y[:n], 10, 0.3, seed), "y": y[:n], "x_test": x[n:], "y_test": y[n:],
+    }  # fmt: skip
+
+
+class TinyRun(NamedTuple):
+    """A run folder, and the command that made it (without --out)."""
+
+    path: Path
+    source: Path
+    command: tuple[str, ...]
+
+
+# Few epochs and a small network, but both phases, and with so low a γ that something is selected.
+TINY = (
+    "--set", "train.epochs=4", "--set", "train.batch_size=16", "--set", "train.lr=0.1", "--set", "network.width=4",
+    "--set", "method.warmup=2", "--set", "method.bank_length=1", "--set", "method.gamma=0.2",
+)  # fmt: skip

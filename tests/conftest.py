@@ -1,0 +1,35 @@
+"""Fixtures for all tests: the command line in this process, small data, and one tiny run that tests share."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches are slower on several threads
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _support import TINY, CroselCli, TinyRun, run_cli, small_arrays
+
+
+@pytest.fixture(scope="session")
+def crosel_cli() -> CroselCli:
+    return run_cli
+
+
+@pytest.fixture(scope="session")
+def image_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "images.npz"
+    np.savez(path, **small_arrays())
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, image_npz: Path) -> TinyRun:
+    """One finished run for tests that only read it. To change something, copy the folder."""
+    command = ("train", str(image_npz), *TINY)
+    path = tmp_path_factory.mktemp("tiny") / "run"
+    result = run_cli(*command, "--out", path)
+    assert result.code == 0, result.err
+    return TinyRun(path, image_npz, command)

@@ -1,0 +1,638 @@
+"""Everything a user can mend: exit code 2, one or two plain lines with the place, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics, tree
+from _support import CroselCli, TinyRun, small_arrays
+
+from crosel import train
+from crosel.runner import StopFlag
+
+
+def assert_refused(result: tuple[int, str, str], *parts: str) -> None:
+    code, out, err = result
+    assert "Traceback" not in err, err
+    assert code == 2, (code, out, err)
+    lines = err.splitlines()
+    assert 1 <= len(lines) <= 2, err
+    assert lines[0].startswith("crosel: ")
+    for part in parts:
+        assert part in err, f"{part!r} is not in {err!r}"
+
+
+# --- settings and names -------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "train.epoch=5": "unknown setting 'train.epoch' (did you mean 'train.epochs'?)",
+    "method.gama=0.5": "unknown setting 'method.gama' (did you mean 'method.gamma'?)",
+    "network.widht=8": "unknown setting 'network.widht' (did you mean 'network.width'?)",
+    "trian.epochs=5": "unknown setting 'trian' (did you mean 'train'?)",
+    "zzz=1": "unknown setting 'zzz'",
+    "train.epochs=0": "setting 'train.epochs': input should be greater than or equal to 1 (given: 0)",
+    "train.epochs=2.5": "setting 'train.epochs'",
+    "train.epochs=many": "setting 'train.epochs'",
+    "train.lr=-1": "setting 'train.lr': input should be greater than 0 (given: -1)",
+    "train.lr=.nan": "setting 'train.lr'",
+    "train.momentum=1": "setting 'train.momentum': input should be less than 1 (given: 1)",
+    "train.milestones=[0.9, 0.1]": "setting 'train.milestones': milestones are rising shares of the run",
+    "train.schedule=linear": "setting 'train.schedule'",
+    "method.gamma=1.5": "setting 'method.gamma': input should be less than or equal to 1 (given: 1.5)",
+    "method.warmup=50": "method.warmup is 50, but there are only 50 epochs",
+    "method.name=crosl": "unknown method 'crosl' (did you mean 'crosel'?)",
+    "method=cc": "setting 'method' needs a name and its settings",
+    "train=5": "setting 'train'",
+    "seed=-1": "setting 'seed': input should be greater than or equal to 0 (given: -1)",
+    "train.epochs": "--set train.epochs: write NAME=VALUE",
+    "=5": "--set =5: write NAME=VALUE",
+    "network.name=smal-cnn": "unknown network 'smal-cnn' (did you mean 'small-cnn'?)",
+    "network.name=no_such_module:factory": "network 'no_such_module:factory' cannot be imported",
+}
+
+
+@pytest.mark.parametrize("item", list(SETTINGS))
+def test_bad_setting(item: str, tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    result = crosel_cli("train", image_npz, "--set", item, "--out", tmp_path / "run")
+    assert_refused(result, SETTINGS[item])
+    assert len(result.err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("train", "digits", "--method", "crosl"): ("unknown method 'crosl' (did you mean 'crosel'?)",),
+    ("train", "digits", "--preset", "demo/digit"): ("unknown preset 'demo/digit' (did you mean 'demo/digits'?)",),
+    ("train", "digits", "--candidates", "unifrm:q=0.3"): (
+        "unknown candidate rule 'unifrm' (did you mean 'uniform'?)",
+    ),
+    ("train", "digits", "--candidates", "uniform"): ("rule 'uniform' needs q, as in 'uniform:q=0.5'",),
+    ("train", "digits", "--candidates", "uniform:q=2"): ("q must lie between 0 and 1, not 2.0",),
+    ("train", "digits", "--candidates", "uniform:q=half"): ("'q=half' needs a number",),
+    ("train", "digits", "--candidates", "uniform:p=0.5"): ("no value 'p'", "'uniform' takes q"),
+    ("train", "digits", "--candidates", "superclass:q=0.5"): ("needs superclasses, which this data does not have",),
+    ("train", "digits"): ("this data has plain labels", "--candidates uniform:q=0.3"),
+    ("train", "digits", "--candidates", "uniform:q=0.3", "--device", "gpu"): ("unknown device 'gpu'",),
+    ("train", "digits", "--candidates", "uniform:q=0.3", "--seed", "x"): ("'--seed'",),
+    ("train", "digits", "--candidates", "uniform:q=0.3", "--set", "train.epochs=1", "--set", "train.epochs.x=2"): (
+        "'epochs' was given a value already",
+    ),
+    ("train", "digit"): ("source 'digit' is neither a file nor one of digits", "did you mean 'digits'?"),
+    ("train", "cifar10"): ("cifar-10-batches-py is not there", "--data DIR"),
+    ("train", "."): ("cannot read 'a folder'",),
+    ("train",): ("say what to train on", "--resume with --out RUN"),
+    ("train", "--resume"): ("say what to train on", "--resume with --out RUN"),
+    ("train", "--preset", "demo/digits"): ("setting 'source' is missing",),
+    ("train", "digits", "--epochs", "5"): ("--epochs", "crosel --help"),
+    ("trian", "digits"): ("trian", "crosel --help"),
+    ("predict", "run"): ("crosel --help",),
+    ("predict", "run", "x.npz", "--out", "p.csv", "--top", "0"): ("'--top'",),
+    ("train", "--config", "nowhere.yaml"): ("nowhere.yaml: no such file",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("args", list(FLAGS), ids=" ".join)
+def test_bad_flag(
+    args: tuple[str, ...], tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(crosel_cli(*args), *FLAGS[args])
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_cuda_where_there_is_none(crosel_cli: CroselCli, tmp_path: Path, image_npz: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    result = crosel_cli("train", image_npz, "--device", "cuda", "--out", tmp_path / "run")
+    assert_refused(result, "torch sees no CUDA device; use --device cpu")
+
+
+CONFIGS = {
+    "not YAML": ("train:\n  epochs: 5\n lr: 0.1\n", "config.yaml, line 3, column 2: not valid YAML"),
+    "a tab": ("train:\n\tepochs: 5\n", "config.yaml, line 2, column 1: not valid YAML"),
+    "a list": ("- 1\n- 2\n", "config.yaml: expected settings as 'name: value' lines"),
+    "empty": ("", "config.yaml: expected settings as 'name: value' lines"),
+    "unknown name": ("trian: {epochs: 5}\n", "unknown setting 'trian' (did you mean 'train'?)"),
+    "code": ("source: !!python/object/apply:os.mkdir [ran]\n", "config.yaml, line 1, column 9: not valid YAML"),
+    "not text": (b"\xff\xfe\x00", "config.yaml: cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(CONFIGS))
+def test_bad_config_file(
+    case: str, tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, says = CONFIGS[case]
+    (tmp_path / "config.yaml").write_bytes(content.encode() if isinstance(content, str) else content)
+    result = crosel_cli("train", image_npz, "--config", "config.yaml", "--out", "run")
+    assert_refused(result, says)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"]
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+Arrays = dict[str, Any]
+
+
+def put(name: str, value: Any) -> Callable[[Arrays], None]:
+    return lambda data: data.update({name: value})
+
+
+def cell(name: str, *place: Any) -> Callable[[Arrays], None]:
+    *index, value = place
+
+    def change(data: Arrays) -> None:
+        data[name] = data[name].astype(np.float64) if isinstance(value, float) else data[name]
+        data[name][tuple(index)] = value
+
+    return change
+
+
+def drop(*names: str) -> Callable[[Arrays], None]:
+    return lambda data: [data.pop(name) for name in names] and None
+
+
+def cut(name: str, n: int) -> Callable[[Arrays], None]:
+    return lambda data: data.update({name: data[name][:n]})
+
+
+# name -> (change of good features data with 20 examples of 64 values and 10 classes, what must be said)
+DATA: dict[str, tuple[Callable[[Arrays], None], str]] = {
+    "empty set": (cell("candidates", 7, slice(None), False), "candidates: the candidate set of example 7 is empty"),
+    "set of 0, 1 and 2": (put("candidates", np.full((20, 10), 2)), "candidates: row 0, column 0 is 2"),
+    "sets in one dimension": (put("candidates", np.ones(20)), "candidates: expected a matrix [n, k]"),
+    "label above the classes": (cell("y", 3, 10), "y: label 10 of example 3 is outside the classes 0 to 9"),
+    "label below the classes": (cell("y", 3, -1), "y: label -1 of example 3 is outside the classes 0 to 9"),
+    "label between the classes": (cell("y", 3, 1.5), "y: label 1.5 of example 3"),
+    "labels as text": (put("y", np.array(["a"] * 20)), "y: expected one integer label for each example"),
+    "test label outside": (cell("y_test", 2, 99), "y_test: label 99 of example 2 is outside the classes 0 to 9"),
+    "NaN": (cell("x", 4, 6, float("nan")), "x: NaN in row 4, column 6"),
+    "infinity": (cell("x", 5, 1, float("inf")), "x: an infinite value in row 5, column 1"),
+    "minus infinity": (cell("x", 5, 2, float("-inf")), "x: an infinite value in row 5, column 2"),
+    "NaN in the test set": (cell("x_test", 1, 2, float("nan")), "x_test: NaN in row 1, column 2"),
+    "too large for float32": (cell("x", 2, 3, 1e300), "x: row 2, column 3 is too large for single precision"),
+    "complex": (put("x", np.ones((20, 4), complex)), "x: complex numbers cannot be used"),
+    "text": (put("x", np.array([["a"] * 4] * 20)), "x: expected numbers"),
+    "fewer sets than examples": (cut("candidates", 19), "x has 20 examples, but candidates has 19"),
+    "fewer labels than examples": (cut("y", 19), "x has 20 examples, but y has 19"),
+    "fewer test labels": (cut("y_test", 4), "x_test has 5 examples, but y_test has 4"),
+    "test set without labels": (drop("y_test"), "x_test and y_test come together or not at all"),
+    "test labels without set": (drop("x_test"), "x_test and y_test come together or not at all"),
+    "x in one dimension": (put("x", np.ones(20)), "x: expected features [n, d] or images"),
+    "x in five dimensions": (put("x", np.ones((20, 1, 1, 1, 1))), "x: expected features [n, d] or images"),
+    "x of size 0": (put("x", np.ones((20, 0))), "x: there are no examples, or examples of size 0"),
+    "test set of another shape": (put("x_test", np.ones((5, 63))), "x_test has examples of shape (63,)"),
+    "pixels out of range": (put("x", np.full((20, 8, 8), 300.0)), "x: pixels must lie in 0..255 or 0..1"),
+    "names for other classes": (put("classes", list("abc")), "candidates has 10 columns for 3 classes"),
+    "too few ids": (put("ids", ["a"]), "x has 20 examples, but there are 1 ids"),
+    "ids in two dimensions": (put("ids", np.ones((20, 2))), "'ids' must be one-dimensional"),
+    "pickled x": (put("x", np.array([{}] * 20)), "not a readable npz file (Object arrays cannot be loaded"),
+    "pickled sets": (put("candidates", np.array([[1], [1, 2]], object)), "Object arrays cannot be loaded"),
+    "no x": (drop("x"), "the array 'x' is missing"),
+    "neither sets nor labels": (drop("candidates", "y"), "there are neither candidate sets"),
+    "unknown array": (put("candidate", np.ones(3)), "unknown array 'candidate' (did you mean 'candidates'?)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(DATA))
+def test_bad_arrays(case: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    change, says = DATA[case]
+    data = small_arrays(20, images=False, test=5)
+    change(data)
+    np.savez(tmp_path / "bad.npz", **data)
+    result = crosel_cli("train", tmp_path / "bad.npz", "--out", tmp_path / "run")
+    assert_refused(result, f"crosel: {tmp_path / 'bad.npz'}: ", says)
+    assert not (tmp_path / "run").exists()
+
+
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def flipped(content: bytes) -> bytes:
+    at = len(content) // 2
+    return content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+
+
+FILES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": truncated,
+    "a byte flipped": flipped,
+    "empty": lambda content: b"",
+    "text": lambda content: b"x,candidates\n1,cat|dog\n",
+    "a pickle": lambda content: b"\x80\x04}\x94.",
+    "half a zip header": lambda content: content[:20],
+}
+
+
+@pytest.mark.parametrize("case", list(FILES))
+def test_unreadable_npz(case: str, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez_compressed(path, **small_arrays())
+    path.write_bytes(FILES[case](path.read_bytes()))
+    says = f"crosel: {path}: not a readable npz file"
+    assert_refused(crosel_cli("train", path, "--out", tmp_path / "run"), says)
+    assert not (tmp_path / "run").exists()
+    assert_refused(crosel_cli("eval", tiny_run.path, path), says)
+    assert_refused(crosel_cli("predict", tiny_run.path, path, "--out", tmp_path / "p.csv"), says)
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_single_array_instead_of_npz(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    with open(tmp_path / "single.npz", "wb") as stream:
+        np.save(stream, np.ones((3, 4)))
+    assert_refused(crosel_cli("train", tmp_path / "single.npz", "--out", tmp_path / "run"), "this is a single array")
+    result = crosel_cli("predict", tiny_run.path, tmp_path / "single.npz", "--out", tmp_path / "p.csv")
+    assert_refused(result, "this is a single array")
+
+
+def test_data_and_settings_that_do_not_fit(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    np.savez(tmp_path / "features.npz", **small_arrays(20, images=False))
+    result = crosel_cli("train", tmp_path / "features.npz", "--set", "network.name=wrn-10-1", "--out", tmp_path / "run")
+    assert_refused(result, "network 'wrn-10-1' is for images, but the data has features", "network.name=mlp")
+    result = crosel_cli("train", image_npz, "--set", "network.name=wrn-11-1", "--out", tmp_path / "run")
+    assert_refused(result, "11")
+    result = crosel_cli("train", image_npz, "--candidates", "uniform:q=0.3", "--out", tmp_path / "run")
+    assert_refused(result, "this data has its own candidate sets; leave out the rule 'uniform:q=0.3'")
+    assert not (tmp_path / "run").exists()
+
+
+def spoil_weights(patch: pytest.MonkeyPatch, first: int) -> None:
+    """From this step of the third epoch on the weights are NaN, as with a learning rate that is far too high."""
+    real = train.learning_rate
+
+    def learning_rate(settings: Any, epoch: int, step: int, steps: int) -> float:
+        return float("nan") if (epoch, step) >= (3, first) else real(settings, epoch, step, steps)
+
+    patch.setattr(train, "learning_rate", learning_rate)
+
+
+@pytest.mark.parametrize("step", [0, 5], ids=["first step", "last step"])
+def test_divergence_keeps_the_last_good_checkpoint(
+    step: int, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        spoil_weights(patch, step)
+        result = crosel_cli(*tiny_run.command, "--out", run)
+    assert result.code == 2, result.err
+    last = result.err.splitlines()[-1]
+    assert " epoch 3" in last
+    assert "the last checkpoint is good" in last
+    assert "Traceback" not in result.err
+    assert metrics(run) == metrics(tiny_run.path)[:2]
+    assert [path.name[:11] for path in checkpoints(run)] == ["epoch-00001", "epoch-00002"]
+    result = crosel_cli("train", "--resume", "--out", run)
+    assert result.code == 0, result.err
+    assert_same_run(run, tiny_run.path)
+
+
+def test_divergence_is_noticed_before_an_interrupted_epoch_is_saved(
+    tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between two looks at the loss must not put NaN weights into the newest checkpoint."""
+    run = tmp_path / "run"
+    looks = iter(range(1000))
+    with monkeypatch.context() as patch:
+        spoil_weights(patch, 0)
+        patch.setattr(StopFlag, "__call__", lambda flag: next(looks) >= 16)  # the third step of the third epoch
+        result = crosel_cli(*tiny_run.command, "--out", run)
+    assert result.code == 2, result.err
+    assert " epoch 3" in result.err.splitlines()[-1]
+    assert crosel_cli("train", "--resume", "--out", run).code == 0
+    assert_same_run(run, tiny_run.path)
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "other folder", "file"])
+def test_not_a_run_folder(kind: str, tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    path = tmp_path / "thing"
+    if kind == "file":
+        path.write_text("hello")
+    elif kind != "missing":
+        path.mkdir()
+        if kind == "other folder":
+            (path / "holiday.jpg").write_text("hello")
+    says = f"{path}: no such run folder" if kind == "missing" else f"{path} is not a run folder (it has no config.yaml)"
+    for command in (
+        ("eval", path), ("predict", path, image_npz, "--out", tmp_path / "p.csv"),
+        ("labels", path, "--out", tmp_path / "l.csv"), ("report", path, "--out", tmp_path / "r.html"),
+        ("train", "--resume", "--out", path),
+    ):  # fmt: skip
+        result = crosel_cli(*command)
+        assert_refused(result, says)
+    assert {p.name for p in tmp_path.iterdir()} <= {"thing"}
+
+
+def test_run_without_checkpoint(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    for path in checkpoints(run):
+        path.unlink()
+    assert_refused(crosel_cli("eval", run), f"{run}: there is no checkpoint to use yet")
+
+
+def test_broken_config_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("epochs: 4", "epochs: -4"))
+    for command in (("eval", run), ("train", "--resume", "--out", run)):
+        assert_refused(crosel_cli(*command), f"{config}: setting 'train.epochs'", "(given: -4)")
+
+
+def test_network_code_needs_trust(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, image_npz: Path) -> None:
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("name: small-cnn", "name: antigravity:factory"))
+    for command in (("eval", run), ("predict", run, image_npz, "--out", tmp_path / "p.csv")):
+        assert_refused(crosel_cli(*command), "'antigravity:factory' is code outside crosel; add --trust-code")
+    assert "antigravity" not in sys.modules
+
+
+def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    run, x = tiny_run.path, small_arrays()["x_test"]
+    for name, arrays in {
+        "good": {"x": x}, "shape": {"x": x[:, :5]}, "ids": {"x": x, "ids": ["a"]}, "no-x": {"y": x[:, 0, 0]},
+        "nan": {"x": np.where(x > 250, np.nan, x / 255)}, "pickle": {"x": np.array([{}])},
+        "other": {"x": x, "y": np.zeros(64, int), "classes": list("abcdefghij")},
+        "no-y": {"x": x, "candidates": np.ones((64, 10), bool)},
+    }.items():  # fmt: skip
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    (tmp_path / "x.csv").write_text("a,b\n")
+    out = tmp_path / "p.csv"
+
+    def predict(name: str, out: Path = out) -> Any:
+        return crosel_cli("predict", run, tmp_path / name, "--out", out)
+
+    assert_refused(predict("nowhere.npz"), "nowhere.npz: no such file")
+    assert_refused(predict("x.csv"), "x.csv: cannot read '.csv'; give an npz file with x")
+    assert_refused(predict("shape.npz"), "examples of shape (1, 5, 8); the run was trained on (1, 8, 8)")
+    assert_refused(predict("ids.npz"), "x has 64 examples, but there are 1 ids")
+    assert_refused(predict("no-x.npz"), "the array 'x' is missing")
+    assert_refused(predict("nan.npz"), "x: NaN in row ")
+    assert_refused(predict("pickle.npz"), "Object arrays cannot be loaded")
+    assert_refused(predict("good.npz", tmp_path / "p.txt"), "predictions are written as .csv or .jsonl")
+    missing = tmp_path / "nowhere/p.csv"
+    assert_refused(predict("good.npz", missing), f"{missing}: the folder is not there")
+    below = tmp_path / "x.csv/p.csv"
+    assert_refused(predict("good.npz", below), f"{below}: a part of this path is a file")
+    (tmp_path / "folder.csv").mkdir()
+    assert_refused(predict("good.npz", tmp_path / "folder.csv"), "folder.csv: this is a folder; a file name is needed")
+    assert_refused(crosel_cli("labels", run, "--out", tmp_path / "l.txt"), "labels are written as .csv, .jsonl or .npz")
+    assert_refused(crosel_cli("eval", run, tmp_path / "shape.npz"), "shape.npz")
+    assert_refused(crosel_cli("eval", run, tmp_path / "other.npz"), "has other classes than the run: a, b, c")
+    assert_refused(crosel_cli("eval", run, tmp_path / "no-y.npz"), "has no true labels (y) to compare with")
+    assert not list(tmp_path.glob("*.txt"))
+    assert not out.exists()
+    assert not list(tmp_path.glob("**/.writing-*"))
+
+
+def test_out_holds_something_already(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    assert_refused(
+        crosel_cli(*tiny_run.command, "--out", tiny_run.path), "holds a run already; go on with it by --resume"
+    )
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("precious")
+    for extra in ((), ("--resume",)):
+        assert_refused(crosel_cli(*tiny_run.command, *extra, "--out", other), "is not a run folder and not empty")
+    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+    assert_refused(crosel_cli("demo", "--out", other), "is there already and not a demo of ours")
+    assert (other / "thesis.tex").read_text() == "precious"
+
+
+def test_out_is_a_file_or_below_one(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    (tmp_path / "file").write_text("hello")
+    assert_refused(crosel_cli(*tiny_run.command, "--out", tmp_path / "file"), "this is a file; a folder is needed")
+    below = tmp_path / "file/run"
+    assert_refused(crosel_cli(*tiny_run.command, "--out", below), f"{below}: a part of this path is a file")
+    long = tmp_path / ("x" * 300)
+    assert_refused(crosel_cli(*tiny_run.command, "--out", long), "the name is too long")
+
+
+# --- disks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", range(1, 13))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_a_write_fails(
+    write: int, number: int, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write of a run in turn meets a full or failing disk; with space again the run goes on and ends as ever."""
+    run, calls, real = tmp_path / "run", 0, os.fsync
+
+    def fsync(handle: int) -> None:
+        nonlocal calls
+        if not os.path.isdir(f"/proc/self/fd/{handle}"):
+            calls += 1
+            if calls == write:
+                raise OSError(number, os.strerror(number))
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        result = crosel_cli(*tiny_run.command, "--out", run)
+    assert result.code == 2
+    last = result.err.splitlines()[-1]
+    assert last.startswith(f"crosel: {run}")
+    assert ".writing-" not in last, "the user knows the file by its own name"
+    assert ("no space left on the device" if number == errno.ENOSPC else "cannot be written (Input/output err") in last
+    assert "Traceback" not in result.err
+    assert not any(".writing-" in name for name in tree(run))
+    result = crosel_cli(*tiny_run.command, "--out", run, "--resume")
+    assert result.code == 0, result.err
+    assert_same_run(run, tiny_run.path)
+
+
+def test_metrics_cannot_be_appended(
+    tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def full(row: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("crosel.run._line", full)
+        result = crosel_cli(*tiny_run.command, "--out", run)
+    assert_refused(result, f"{run / 'metrics.jsonl'}: no space left on the device")
+    assert crosel_cli("train", "--resume", "--out", run).code == 0
+    assert_same_run(run, tiny_run.path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one mebibyte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True)
+    if done.returncode:
+        pytest.skip("no right to mount a file system here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_full_disk(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
+    run, filler = small_disk / "run", small_disk / "filler"
+    trap = {"target": "crosel.run:RunFolder.on_epoch", "call": 1, "when": "after"}
+    assert fork_server.run(*tiny_run.command, "--out", run, trap=trap)[0] == -signal.SIGKILL
+    size = checkpoints(run)[-1].stat().st_size
+    # From nothing left to room for all but the last file: every write meets the full disk in its turn.
+    refused = 0
+    for room in (0, 4096, size // 2, size + 8192, 2 * size + 8192, 2 * size + 16384):
+        before = len(metrics(run))
+        free = shutil.disk_usage(small_disk).free
+        with open(filler, "wb") as stream:
+            stream.write(bytes(max(0, free - room)))
+        result = fork_server.run("train", "--resume", "--out", run)
+        if result[0] != 0:
+            refused += 1
+            assert result[0] == 2, result[2]
+            assert "Traceback" not in result[2]
+            assert (
+                result[2]
+                .splitlines()[-1]
+                .endswith("no space left on the device; free some and try again (a run goes on with --resume)")
+            )
+        assert not any(".writing-" in name for name in tree(run))
+        assert fork_server.run("eval", run)[0] == 0, "the last good checkpoint stays usable"
+        filler.unlink()
+        assert len(metrics(run)) >= before
+    assert refused >= 3
+    code, _, err = fork_server.run("train", "--resume", "--out", run)
+    assert code == 0, err
+    assert "damaged" not in err
+    assert_same_run(run, tiny_run.path)
+
+
+def test_full_disk_at_the_start(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
+    run, filler = small_disk / "run", small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 8192))
+    assert_refused(fork_server.run(*tiny_run.command, "--out", run), "no space left on the device")
+    filler.unlink()
+    assert fork_server.run(*tiny_run.command, "--out", run)[0] == 0
+    assert_same_run(run, tiny_run.path)
+
+
+def test_read_only_disk(small_disk: Path, tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
+    run = small_disk / "run"
+    trap = {"target": "crosel.run:RunFolder.on_epoch", "call": 2, "when": "after"}
+    assert fork_server.run(*tiny_run.command, "--out", run, trap=trap)[0] == -signal.SIGKILL
+    before = tree(run)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    says = "this file system is read-only; choose another place with --out"
+    assert_refused(fork_server.run(*tiny_run.command, "--out", small_disk / "new"), f"{small_disk / 'new'}: {says}")
+    code, _, err = fork_server.run("train", "--resume", "--out", run)
+    assert code == 2
+    assert err.splitlines()[-1].endswith(says)
+    assert tree(run) == before
+    assert fork_server.run("eval", run)[0] == 0
+    assert_refused(fork_server.run("labels", run, "--out", small_disk / "l.csv"), f"{small_disk / 'l.csv'}: {says}")
+    assert fork_server.run("labels", run, "--out", tmp_path / "l.csv")[0] == 0
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert fork_server.run("train", "--resume", "--out", run)[0] == 0
+    assert_same_run(run, tiny_run.path)
+
+
+def test_folder_without_permission(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere; test_read_only_disk stands in")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    result = crosel_cli(*tiny_run.command, "--out", closed / "run")
+    assert_refused(result, f"{closed / 'run'}: no permission to write here")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EDQUOT])
+def test_folder_cannot_be_made(
+    number: int, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
+        raise OSError(number, os.strerror(number), str(path.parent))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir)
+        result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
+    says = "the disk quota is used up" if number == errno.EDQUOT else "no permission to write here"
+    assert_refused(result, f"{tmp_path / 'run'}: {says}")
+
+
+def test_folder_removed_underneath(tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
+    run = tmp_path / "run"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 7, "seconds": 0.05}
+    child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
+    child.wait_for(lambda: "epoch 1/4" in child.err)
+    shutil.rmtree(run)
+    assert child.wait() == 2
+    assert "Traceback" not in child.err
+    assert child.err.splitlines()[-1].endswith("the folder is not there, or was removed")
+
+
+# --- two processes ------------------------------------------------------------------------------------------------
+
+
+def test_second_process_is_told_at_once(tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
+    run = tmp_path / "run"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 7, "seconds": 60}
+    first = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
+    first.wait_for(lambda: "epoch 1/4" in first.err)
+    before = tree(run)
+    # Reading a large dataset may take minutes: the second is told before that.
+    reading = {"target": "crosel.data.npz:read_npz", "seconds": 60}
+    started = time.monotonic()
+    for extra in (("--resume",), ()):
+        result = fork_server.run(*tiny_run.command, *extra, "--out", run, trap=reading)
+        assert_refused(result, f"{run} is in use by another process; wait for it or choose another --out")
+    assert time.monotonic() - started < 30
+    assert tree(run) == before
+    assert fork_server.run("eval", run, "--json")[0] == 0, "reading is free"
+    first.signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    code, _, err = fork_server.run("train", "--resume", "--out", run)  # the claim has gone with the process
+    assert code == 0, err
+    assert_same_run(run, tiny_run.path)
+
+
+def test_file_system_without_locks(
+    tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems have none: better no lock than no run."""
+
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert crosel_cli(*tiny_run.command, "--out", tmp_path / "run").code == 0
+
+
+# --- true processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["setting", "data", "run"])
+def test_in_a_process_of_its_own(case: str, tmp_path: Path, image_npz: Path) -> None:
+    data = small_arrays(20, images=False)
+    data["candidates"][11] = False
+    np.savez(tmp_path / "bad.npz", **data)
+    args, says = {
+        "setting": (["train", image_npz, "--set", "train.epoch=5"], "did you mean 'train.epochs'?"),
+        "data": (["train", tmp_path / "bad.npz"], "bad.npz: candidates: the candidate set of example 11 is empty"),
+        "run": (["eval", tmp_path], "is not a run folder"),
+    }[case]  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, "-m", "crosel", *map(str, args)], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path
+    )
+    assert_refused((result.returncode, result.stdout, result.stderr), says)
+    assert result.stdout == ""

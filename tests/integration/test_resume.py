@@ -1,0 +1,432 @@
+"""Going on with a run: after every way of stopping it ends as if it had never been stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from _runs import ENVIRONMENT, ForkServer, arrays, assert_same_run, checkpoints, metrics, tree
+from _support import CroselCli, Result, TinyRun, small_arrays
+
+from crosel.runner import StopFlag
+
+STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
+
+
+class Stopper:
+    """Lets a run in this process go on until the loop has looked n times for a reason to stop."""
+
+    def __init__(self, cli: CroselCli, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cli, self.patch = cli, monkeypatch
+
+    def __call__(self, looks: int, *args: object) -> Result:
+        count = 0
+
+        def stop(flag: StopFlag) -> bool:
+            nonlocal count
+            count += 1
+            return count >= looks
+
+        with self.patch.context() as patch:
+            patch.setattr(StopFlag, "__call__", stop)
+            return self.cli(*args)
+
+
+@pytest.fixture
+def stopper(crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch) -> Stopper:
+    return Stopper(crosel_cli, monkeypatch)
+
+
+def without_checkpoints(run: Path) -> set[str]:
+    return {name for name in tree(run) if not name.startswith("checkpoints/")}
+
+
+# --- stopping anywhere --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_stopped_after_an_epoch(
+    epoch: int, tiny_run: TinyRun, tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli
+) -> None:
+    run = tmp_path / "run"
+    result = stopper(epoch * (STEPS + 1), *tiny_run.command, "--out", run)  # one look a step, one at the end
+    assert result.code == 130
+    assert metrics(run) == metrics(tiny_run.path)[:epoch]
+    assert not (run / "done").exists()
+    result = crosel_cli(*tiny_run.command, "--out", run, "--resume")
+    assert result.code == 0, result.err
+    assert result.err.splitlines()[0] == f"going on after epoch {epoch}"
+    assert_same_run(run, tiny_run.path)
+
+
+@pytest.mark.parametrize("looks", [1, 5, 10, 12, 16, 19, 23, 26])
+def test_stopped_in_the_middle_of_an_epoch(
+    looks: int, tiny_run: TinyRun, tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli
+) -> None:
+    """In both phases, and with only the run folder named to go on."""
+    run = tmp_path / "run"
+    result = stopper(looks, *tiny_run.command, "--out", run)
+    assert result.code == 130
+    assert result.err.endswith(f"crosel: stopped; the state is saved. Go on with: crosel train --resume --out {run}\n")
+    epoch, step = divmod(looks, STEPS + 1)
+    assert f"epoch-{epoch:05d}-step-{step:06d}" in checkpoints(run)[-1].name
+    result = crosel_cli("train", "--resume", "--out", run)
+    assert result.code == 0, result.err
+    assert result.err.splitlines()[0] == f"going on after epoch {epoch}, step {step}"
+    assert_same_run(run, tiny_run.path, same_files=False)
+    assert without_checkpoints(run) == without_checkpoints(tiny_run.path)
+
+
+def test_stopped_again_and_again(tiny_run: TinyRun, tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli) -> None:
+    run, codes = tmp_path / "run", []
+    while not codes or codes[-1] == 130:
+        codes.append(stopper(4, *tiny_run.command, "--out", run, "--resume").code)
+        assert len(codes) < 20
+    assert codes[-1] == 0
+    assert len(codes) > 5
+    assert_same_run(run, tiny_run.path, same_files=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
+    run = tmp_path / "run"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05}
+    child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
+    child.wait_for(lambda: "epoch 2/4" in child.err)
+    child.signal(number)
+    assert child.wait() == 130
+    assert child.err.splitlines()[-1].startswith("crosel: stopped; the state is saved. Go on with: ")
+    assert "Traceback" not in child.err
+    assert "epoch-00002-step-00000" in checkpoints(run)[-1].name
+    assert "step-000000" not in checkpoints(run)[-1].name, "the signal should land in the middle of epoch 3"
+    code, _, err = fork_server.run("train", "--resume", "--out", run)
+    assert code == 0, err
+    assert_same_run(run, tiny_run.path)
+
+
+def test_second_ctrl_c_is_immediate(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": STEPS + 1, "seconds": 60}
+    child = fork_server.start(*tiny_run.command, "--out", tmp_path / "run", trap=slow)
+    child.wait_for(lambda: "epoch 1/4" in child.err)
+    started = time.monotonic()
+    child.signal(signal.SIGINT)
+    time.sleep(0.2)
+    child.signal(signal.SIGINT)
+    assert child.wait() == 130
+    assert time.monotonic() - started < 30
+    assert child.err.splitlines()[-1] == "crosel: stopped"
+    code, _, err = fork_server.run("train", "--resume", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert_same_run(tmp_path / "run", tiny_run.path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_signal_before_training_leaves_nothing(
+    number: int, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    slow = {"target": "crosel.data.npz:read_npz", "seconds": 60}
+    run = tmp_path / "run"
+    child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
+    child.wait_for(run.exists)
+    time.sleep(0.1)
+    child.signal(number)
+    assert child.wait() == 130
+    assert child.err == "crosel: stopped\n"
+    assert not run.exists()
+
+
+def test_sigterm_to_the_real_thing(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Once without the fork server: its children have their imports behind them."""
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "crosel", *tiny_run.command, "--set", "train.epochs=1000000", "--out", str(run)],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("epoch")
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == f"crosel: stopped; the state is saved. Go on with: crosel train --resume --out {run}"
+    assert checkpoints(run)
+
+
+# --- what is there to go on with ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Path:
+    """Killed after its third epoch of four: checkpoints of the second and third. To be copied, not used up."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    trap = {"target": "crosel.run:RunFolder.on_epoch", "call": 3, "when": "after"}
+    code, _, _ = fork_server.run(*tiny_run.command, "--out", run, trap=trap)
+    assert code == -signal.SIGKILL
+    assert [path.name[:11] for path in checkpoints(run)] == ["epoch-00002", "epoch-00003"]
+    return run
+
+
+@pytest.fixture
+def stopped(stopped_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped_run, tmp_path / "run"))
+
+
+def snapshot(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_finished_run_says_so(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    before = snapshot(run)
+    for command in (tiny_run.command, ("train",)):
+        result = crosel_cli(*command, "--out", run, "--resume")
+        assert result.code == 0
+        assert f"{run} is finished already" in result.err
+        assert "test accuracy" in result.out
+        assert snapshot(run) == before
+
+
+def test_resume_of_nothing_starts(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    """So that one command line, put into a scheduler, both starts and goes on."""
+    result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run", "--resume")
+    assert result.code == 0, result.err
+    assert_same_run(tmp_path / "run", tiny_run.path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        (("--set", "train.epochs=9"), "train.epochs was 4, now 9"),
+        (("--set", "method.gamma=0.3"), "method.gamma was 0.2, now 0.3"),
+        (("--seed", "5"), "seed was 0, now 5"),
+        (("--method", "cc"), "method.name was 'crosel', now 'cc'"),
+        (("--set", "augment.flip=false"), "augment.flip was True, now False"),
+    ],
+)
+@pytest.mark.parametrize("with_source", [True, False], ids=["source", "folder only"])
+def test_another_config_is_refused(
+    extra: tuple[str, ...], says: str, with_source: bool, tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli
+) -> None:
+    before = snapshot(stopped)
+    # Another method knows nothing of these settings; everything else is the run's own command.
+    command = ("train", str(tiny_run.source)) if extra[0] == "--method" else tiny_run.command
+    result = crosel_cli(*(command if with_source else ("train",)), *extra, "--out", stopped, "--resume")
+    assert result.code == 2
+    assert result.err.startswith(f"crosel: {stopped} was made with another config: ")
+    assert says in result.err
+    assert snapshot(stopped) == before
+
+
+def test_settings_that_decide_nothing_may_change(tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:
+    extra = ("--set", "train.keep_checkpoints=3", "--set", "train.log_every=2")
+    result = crosel_cli("train", *extra, "--out", stopped, "--resume")
+    assert result.code == 0, result.err
+    assert_same_run(stopped, tiny_run.path, same_files=False)
+    assert len(checkpoints(stopped)) == 3
+    assert yaml.safe_load((stopped / "config.yaml").read_text())["train"]["keep_checkpoints"] == 3
+
+
+def test_edited_config_is_noticed(stopped: Path, crosel_cli: CroselCli) -> None:
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.1\n", "lr: 0.2\n"))
+    before = snapshot(stopped)
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 2
+    assert result.err == (
+        f"crosel: {config} has changed since the run was made: train.lr was 0.1, now 0.2; put it back\n"
+    )
+    assert snapshot(stopped) == before
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+def flip(place: Callable[[int], int]) -> Callable[[bytes], bytes]:
+    def damage(content: bytes) -> bytes:
+        at = place(len(content))
+        return content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :]
+
+    return damage
+
+
+def flip_in_state(content: bytes) -> bytes:
+    """A digit of the metrics, which the header carries as JSON: the file still parses."""
+    at = content.index(b"covering_rate") + len(b'covering_rate\\": 0.')
+    return content[:at] + (b"1" if content[at : at + 1] != b"1" else b"2") + content[at + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "length of the header": flip(lambda size: 0),
+    "header": flip(lambda size: 40),
+    "metrics in the header": flip_in_state,
+    "weights": flip(lambda size: size // 2),
+    "last byte": flip(lambda size: size - 1),
+    "cut in half": lambda content: content[: len(content) // 2],
+    "one byte missing": lambda content: content[:-1],
+    "one byte too many": lambda content: content + b"\0",
+    "empty": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_damaged_checkpoint_is_passed_over(
+    damage: str, tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli
+) -> None:
+    newest = checkpoints(stopped)[-1]
+    content = newest.read_bytes()
+    newest.write_bytes(DAMAGE[damage](content))
+    assert newest.read_bytes() != content
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 0, result.err
+    said = result.err.splitlines()
+    assert said[:2] == [f"checkpoint {newest.name} is damaged; it is left aside", "going on after epoch 2"]
+    assert_same_run(stopped, tiny_run.path, same_files=False)
+    aside = newest.with_suffix(".damaged")
+    assert aside.read_bytes() == DAMAGE[damage](content), "what could be rescued by hand is kept"
+    assert tree(stopped) - tree(tiny_run.path) == {str(aside.relative_to(stopped))}
+
+
+def test_no_good_checkpoint_at_all(tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:
+    for path in checkpoints(stopped):
+        path.write_bytes(b"")
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 0, result.err
+    assert result.err.splitlines()[2] == "no good checkpoint yet: starting from the beginning"
+    assert_same_run(stopped, tiny_run.path, same_files=False)
+
+
+def test_using_a_run_with_a_damaged_checkpoint(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    newest = checkpoints(run)[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    result = crosel_cli("eval", run, "--json")
+    assert result.code == 0, result.err
+    assert result.err == f"checkpoint {newest.name} is damaged; it is passed over\n"
+    assert json.loads(result.out)["epoch"] == 3
+    result = crosel_cli("train", "--resume", "--out", run)  # the last epoch again, and it is as good as new
+    assert result.code == 0, result.err
+    assert "finished already" not in result.err
+    assert_same_run(run, tiny_run.path, same_files=False)
+    assert json.loads(crosel_cli("eval", run, "--json").out)["epoch"] == 4
+
+
+def test_hash_matches_but_content_is_no_checkpoint(tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:
+    import hashlib
+
+    content = b"\x02\0\0\0\0\0\0\0{}"  # a valid, empty safetensors file without our state
+    name = f"epoch-00009-step-000000-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+    (stopped / "checkpoints" / name).write_bytes(content)
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 0, result.err
+    assert result.err.splitlines()[:2] == [f"checkpoint {name} is damaged; it is left aside", "going on after epoch 3"]
+    assert_same_run(stopped, tiny_run.path, same_files=False)
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"epoch": 1, "pha', b"\xff\xfe\n", b"{}\n" * 9])
+def test_metrics_are_rebuilt(content: bytes | None, tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:
+    path = stopped / "metrics.jsonl"
+    path.unlink() if content is None else path.write_bytes(content)
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 0, result.err
+    assert_same_run(stopped, tiny_run.path)
+
+
+def test_damaged_candidates_are_noticed(stopped: Path, crosel_cli: CroselCli) -> None:
+    path = stopped / "candidates.npz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    before = snapshot(stopped)
+    for command in (("train", "--resume", "--out", stopped), ("eval", stopped)):
+        result = crosel_cli(*command)
+        assert result.code == 2
+        assert result.err.startswith(f"crosel: {path}: cannot be read (")
+        assert len(result.err.splitlines()) == 1
+    assert snapshot(stopped) == before
+
+
+# --- data and candidate sets --------------------------------------------------------------------------------------
+
+
+def test_sets_are_read_back_and_not_drawn_again(
+    tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = small_arrays()
+    del data["candidates"]
+    np.savez(tmp_path / "plain.npz", **data)
+    command = (
+        "train", tmp_path / "plain.npz", "--candidates", "uniform:q=0.4", "--method", "cc", "--set", "train.epochs=2",
+    )  # fmt: skip
+    assert crosel_cli(*command, "--out", tmp_path / "straight").code == 0
+    assert stopper(2, *command, "--out", tmp_path / "run").code == 130
+    drawn = arrays(tmp_path / "run/candidates.npz")
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("drawn a second time")
+
+    monkeypatch.setattr("crosel.runner.draw_candidates", refuse)
+    result = crosel_cli(*command, "--out", tmp_path / "run", "--resume")
+    assert result.code == 0, result.err
+    assert arrays(tmp_path / "run/candidates.npz") == drawn
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("when", ["after an epoch", "before the first checkpoint"])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("x", "x or the names of the classes have changed"),
+        ("candidates", "the candidate set of example 7 has changed"),
+        ("y", "the true labels (y) have changed"),
+        ("n", "96 examples and 10 classes, now 95 and 10"),
+        ("classes", "x or the names of the classes have changed"),
+    ],
+)
+def test_changed_data_are_noticed(
+    when: str, what: str, says: str, tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, fork_server: ForkServer
+) -> None:
+    data, source, run = small_arrays(), tmp_path / "data.npz", tmp_path / "run"
+    np.savez(source, **data)
+    trap = {"target": "crosel.checkpoint:save", "call": 1, "when": "after" if when == "after an epoch" else "before"}
+    code, _, err = fork_server.run("train", source, *tiny_run.command[2:], "--out", run, trap=trap)
+    assert code == -signal.SIGKILL, err
+    before = snapshot(run)
+    if what == "x":
+        data["x"][5, 2, 2] += 1
+    elif what == "candidates":
+        data["candidates"][7] = ~data["candidates"][7]
+    elif what == "y":
+        data["y"][3] = (data["y"][3] + 1) % 10
+    elif what == "n":
+        data |= {name: data[name][:-1] for name in ("x", "candidates", "y")}
+    else:
+        data["classes"] = np.array(list("abcdefghij"))
+    np.savez(source, **data)
+    for command in (("train", "--resume", "--out", run), ("eval", run), ("labels", run, "--out", tmp_path / "l.csv")):
+        result = crosel_cli(*command)
+        assert result.code == 2
+        assert result.err == f"crosel: {run} was made from other data: {says}\n"
+    assert snapshot(run) == before
+
+
+def test_moved_data_are_fine(tiny_run: TinyRun, stopped: Path, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    moved = Path(shutil.copy(tiny_run.source, tmp_path / "moved.npz"))
+    result = crosel_cli("train", moved, *tiny_run.command[2:], "--out", stopped, "--resume")
+    assert result.code == 0, result.err
+    assert_same_run(stopped, tiny_run.path)
+    assert yaml.safe_load((stopped / "config.yaml").read_text())["source"] == str(moved)
+
+
+def test_other_named_source_is_another_config(stopped: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    result = crosel_cli("train", "digits", *tiny_run.command[2:], "--out", stopped, "--resume")
+    assert result.code == 2
+    assert f"source was '{tiny_run.source}', now 'digits'" in result.err

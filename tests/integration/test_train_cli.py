@@ -1,0 +1,479 @@
+"""The command line on good input: what a run leaves behind, that it repeats, and every verb that uses it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from _runs import ENVIRONMENT, arrays, checkpoints, metrics, tensors, tree
+from _support import TINY, CroselCli, TinyRun, small_arrays
+
+FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
+FILES = {
+    "config.yaml", "environment.json", "candidates.npz", "metrics.jsonl", "selection.npz", "labels.csv", "report.html",
+    "done", "checkpoints/epoch-00003-step-000000.safetensors", "checkpoints/epoch-00004-step-000000.safetensors",
+}  # fmt: skip
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+# --- what a run leaves behind -------------------------------------------------------------------------------------
+
+
+def test_run_folder_has_exactly_the_promised_files(tiny_run: TinyRun) -> None:
+    assert tree(tiny_run.path) == FILES
+
+
+def test_every_row_of_metrics_has_the_promised_fields(tiny_run: TinyRun) -> None:
+    rows = rows_of(tiny_run.path)
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert [row["phase"] for row in rows] == ["warm-up", "warm-up", "selection", "selection"]
+    always = {
+        "epoch", "phase", "seconds", "images_per_second", "peak_memory_mib", "lr", "loss", "lambda_d",
+        "selection_ratio", "selection_ratio_1", "selection_ratio_2", "covering_rate", "approximated_accuracy",
+        "test_accuracy", "test_accuracy_1", "test_accuracy_2",
+    }  # fmt: skip
+    for row in rows:
+        expected = set(always)
+        if row["phase"] == "selection":
+            expected |= {"loss_selected", "loss_comix"}
+        if row["selection_ratio"] > 0:
+            expected.add("oracle_selection_accuracy")
+        assert set(row) == expected
+        assert type(row["epoch"]) is int
+        assert all(type(row[name]) is float and math.isfinite(row[name]) for name in expected - {"epoch", "phase"})
+        shares = [name for name in expected if name.endswith(("accuracy", "_1", "_2", "rate", "ratio"))]
+        assert all(0 <= row[name] <= 1 for name in shares)
+        assert row["seconds"] > 0
+        assert row["images_per_second"] > 0
+        assert row["peak_memory_mib"] > 10
+    assert rows[-1]["selection_ratio"] > 0, "the tiny run should select something, or it tests too little"
+    assert [row["lambda_d"] for row in rows[:2]] == [0, 0]
+    assert rows[3]["lambda_d"] == pytest.approx(4 * (1 - rows[2]["selection_ratio"]), rel=1e-6)
+
+
+def test_small_numbers_keep_their_digits(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    """A learning rate of 1e-8 once came out as 0.0, by rounding to six decimals."""
+    command = ("train", image_npz, "--method", "cc", "--set", "train.epochs=1", "--set", "train.lr=1e-8")
+    assert crosel_cli(*command, "--set", "train.schedule=constant", "--out", tmp_path / "run").code == 0
+    assert rows_of(tmp_path / "run")[0]["lr"] == 1e-8
+
+
+def test_environment(tiny_run: TinyRun) -> None:
+    import crosel
+
+    content = json.loads((tiny_run.path / "environment.json").read_text(encoding="utf-8"))
+    assert content["crosel"] == crosel.__version__
+    assert content["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert content["command"][:2] == ["crosel", "train"]
+    assert {"torch", "numpy", "platform", "cpu_count", "threads", "commit", "started"} <= content.keys()
+
+
+def test_candidates_and_selection(tiny_run: TinyRun) -> None:
+    given = small_arrays()
+    with np.load(tiny_run.path / "candidates.npz") as saved:
+        assert saved["candidates"].dtype == bool
+        np.testing.assert_array_equal(saved["candidates"], given["candidates"])
+        np.testing.assert_array_equal(saved["y"], given["y"])
+        assert saved["classes"].tolist() == [str(k) for k in range(10)]
+    with np.load(tiny_run.path / "selection.npz") as saved:
+        labels, confidence, mask = saved["labels"], saved["confidence"], saved["mask"]
+    assert labels.shape == confidence.shape == mask.shape == (2, 96)
+    assert mask.dtype == bool
+    assert mask.mean() == pytest.approx(rows_of(tiny_run.path)[-1]["selection_ratio"], abs=1e-6)
+    for v in range(2):  # what is selected lies in its candidate set
+        assert given["candidates"][np.flatnonzero(mask[v]), labels[v][mask[v]]].all()
+    assert ((confidence >= 0) & (confidence <= 1)).all()
+
+
+def check_label_rows(rows: list[dict[str, Any]], candidates: np.ndarray[Any, Any]) -> None:
+    """Rows of labels.csv or jsonl, with `candidates` as lists of names and `confidence` as numbers."""
+    assert [row["id"] for row in rows] == [str(i) for i in range(len(candidates))]
+    for row, sets in zip(rows, candidates, strict=True):
+        assert list(row) == ["id", "label", "confidence", "selected", "candidates", "flag"]
+        assert row["candidates"] == [str(j) for j in np.flatnonzero(sets)]
+        assert row["label"] in row["candidates"]
+        assert 0 < row["confidence"] <= 1
+        assert row["selected"] in ("both", "one", "neither")
+        assert row["flag"] in ("", "outside", "disputed", "unsure")
+        assert row["flag"] != "" or row["selected"] != "neither"
+
+
+def read_labels_csv(path: Path) -> list[dict[str, Any]]:
+    with open(path, newline="", encoding="utf-8") as stream:
+        rows: list[dict[str, Any]] = list(csv.DictReader(stream))
+    for row in rows:
+        row["confidence"], row["candidates"] = float(row["confidence"]), row["candidates"].split("|")
+    return rows
+
+
+def test_labels_csv_of_the_run(tiny_run: TinyRun) -> None:
+    rows = read_labels_csv(tiny_run.path / "labels.csv")
+    check_label_rows(rows, small_arrays()["candidates"])
+    with np.load(tiny_run.path / "selection.npz") as saved:
+        count = saved["mask"].sum(axis=0)
+    assert [row["selected"] for row in rows] == [("neither", "one", "both")[c] for c in count]
+
+
+# --- repeating ----------------------------------------------------------------------------------------------------
+
+
+def test_config_alone_repeats_the_run(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    result = crosel_cli("train", "--config", tiny_run.path / "config.yaml", "--out", tmp_path / "again")
+    assert result.code == 0, result.err
+    assert metrics(tmp_path / "again") == metrics(tiny_run.path)
+    assert tensors(tmp_path / "again") == tensors(tiny_run.path)
+    assert (tmp_path / "again/config.yaml").read_text() == (tiny_run.path / "config.yaml").read_text()
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    """With sets drawn by a rule, and with CC as well; the tiny run has sets of its own."""
+    common = (
+        "train", "digits", "--method", "cc", "--candidates", "uniform:q=0.3", "--set", "network.width=4",
+        "--set", "train.epochs=1", "--set", "train.batch_size=256",
+    )  # fmt: skip
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert crosel_cli(*common, "--seed", seed, "--out", tmp_path / name).code == 0
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    assert metrics(a) == metrics(b) != metrics(c)
+    assert tensors(a) == tensors(b)
+    assert arrays(a / "candidates.npz") == arrays(b / "candidates.npz")
+    assert arrays(a / "candidates.npz")["candidates"] != arrays(c / "candidates.npz")["candidates"]
+    different = tensors(c)
+    weights = [name for name in tensors(a) if name.startswith("method.networks") and "num_batches" not in name]
+    assert weights
+    assert all(tensors(a)[name] != different[name] for name in weights if name.endswith("weight"))
+    assert not (a / "selection.npz").exists(), "CC does not select"
+    assert {row["phase"] for row in metrics(a)} == {"training"}
+    assert not {"selection_ratio", "lambda_d", "loss_comix", "oracle_selection_accuracy"} & metrics(a)[0].keys()
+
+
+def test_config_keeps_full_paths(
+    tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run started with a relative path can be used from any folder."""
+    monkeypatch.chdir(image_npz.parent)
+    result = crosel_cli("train", image_npz.name, "--method", "cc", "--set", "train.epochs=1", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    monkeypatch.chdir(tmp_path)
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["source"] == str(image_npz)
+    assert crosel_cli("eval", "run", "--json").code == 0
+    assert crosel_cli("train", "--resume", "--out", "run").code == 0
+
+
+def test_default_run_folder(
+    tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = crosel_cli("train", image_npz, "--method", "cc", "--set", "train.epochs=1", "--seed", "7")
+    assert result.code == 0, result.err
+    assert (tmp_path / "runs/images-cc-7/done").is_file()
+    assert f"run folder: {Path('runs/images-cc-7')}" in result.out
+
+
+# --- kinds of data ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["cc", "crosel"])
+@pytest.mark.parametrize("images", [False, True], ids=["features", "images"])
+@pytest.mark.parametrize("keys", [("x", "candidates"), ("x", "candidates", "y"), ("x", "y", "x_test", "y_test")])
+def test_npz_with_and_without_labels_and_test_data(
+    tmp_path: Path, crosel_cli: CroselCli, method: str, images: bool, keys: tuple[str, ...]
+) -> None:
+    data = small_arrays(48, images)
+    np.savez(tmp_path / "data.npz", **{key: data[key] for key in keys})
+    settings = ["--set", "train.epochs=3", "--set", "network.width=4", "--set", "network.hidden=[16]"]
+    if method == "crosel":
+        settings += ["--set", "method.warmup=1", "--set", "method.bank_length=1", "--set", "method.gamma=0"]
+    if "candidates" not in keys:
+        settings += ["--candidates", "uniform:q=0.2"]
+    run = tmp_path / "run"
+    result = crosel_cli("train", tmp_path / "data.npz", "--method", method, *settings, "--out", run)
+    assert result.code == 0, result.err
+    rows = rows_of(run)
+    assert len(rows) == 3
+    assert all(("test_accuracy" in row) == ("x_test" in keys) for row in rows)
+    assert ("oracle_selection_accuracy" in rows[-1]) == ("y" in keys and method == "crosel")
+    assert yaml.safe_load((run / "config.yaml").read_text())["network"]["name"] == ("small-cnn" if images else "mlp")
+    assert len(read_labels_csv(run / "labels.csv")) == 48
+    evaluation = json.loads(crosel_cli("eval", run, "--json").out)
+    assert ("test_accuracy" in evaluation) == ("x_test" in keys)
+    assert evaluation["approximated_accuracy"] == pytest.approx(rows[-1]["approximated_accuracy"], abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["cc", "crosel"])
+@pytest.mark.parametrize("n", [2, 5])
+def test_fewer_examples_than_a_batch(tmp_path: Path, crosel_cli: CroselCli, method: str, n: int) -> None:
+    np.savez(tmp_path / "few.npz", **small_arrays(n, images=False))
+    result = crosel_cli(
+        "train", tmp_path / "few.npz", "--method", method, "--set", "train.epochs=3", "--out", tmp_path / "run"
+    )
+    assert result.code == 0, result.err
+    assert len(rows_of(tmp_path / "run")) == 3
+    assert len(read_labels_csv(tmp_path / "run/labels.csv")) == n
+
+
+def test_names_of_classes_and_examples_come_back(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    data = small_arrays(20, images=False)
+    names = [f"digit {k}, “{k}”" for k in range(10)]  # commas, quotes and other alphabets survive csv and json
+    ids = [f"scan-{i}.png" for i in range(20)]
+    np.savez(tmp_path / "named.npz", **data, classes=names, ids=ids)
+    run = tmp_path / "run"
+    command = ("train", tmp_path / "named.npz", "--method", "cc", "--set", "train.epochs=1", "--out", run)
+    assert crosel_cli(*command).code == 0
+    rows = read_labels_csv(run / "labels.csv")
+    assert [row["id"] for row in rows] == ids
+    assert {row["label"] for row in rows} <= set(names)
+    np.savez(tmp_path / "new.npz", x=data["x_test"][:3], ids=["a", "b", "c"])
+    assert crosel_cli("predict", run, tmp_path / "new.npz", "--out", tmp_path / "p.jsonl").code == 0
+    predictions = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in predictions] == ["a", "b", "c"]
+    assert {row["label"] for row in predictions} <= set(names)
+
+
+# --- eval, predict, labels, report, info --------------------------------------------------------------------------
+
+
+def test_eval_repeats_the_last_row(tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    result = crosel_cli("eval", tiny_run.path, "--json")
+    assert result.code == 0, result.err
+    assert result.out.count("\n") == 1
+    evaluation, last = json.loads(result.out), rows_of(tiny_run.path)[-1]
+    assert (evaluation["epoch"], evaluation["method"], evaluation["examples"]) == (4, "crosel", 64)
+    for name in (
+        "test_accuracy", "test_accuracy_1", "test_accuracy_2", "covering_rate", "approximated_accuracy",
+        "selection_ratio", "oracle_selection_accuracy",
+    ):  # fmt: skip
+        assert evaluation[name] == pytest.approx(last[name], abs=1e-5), name
+    plain = crosel_cli("eval", tiny_run.path)
+    assert plain.code == 0
+    shown = dict(line.split(maxsplit=1) for line in plain.out.splitlines())
+    assert shown["test_accuracy"] == f"{last['test_accuracy']:.4f}"
+
+
+def test_eval_on_another_source(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    data = small_arrays()
+    # The run's own test set, given as training examples with labels; and one class fewer than the run knows.
+    few = data["y_test"] < 9
+    np.savez(tmp_path / "all.npz", x=data["x_test"], y=data["y_test"], classes=[str(k) for k in range(10)])
+    np.savez(tmp_path / "few.npz", x=data["x_test"][few], y=data["y_test"][few])
+    own = json.loads(crosel_cli("eval", tiny_run.path, "--json").out)
+    other = json.loads(crosel_cli("eval", tiny_run.path, tmp_path / "all.npz", "--json").out)
+    assert other["examples"] == 64
+    assert other["test_accuracy"] == own["test_accuracy"]
+    part = crosel_cli("eval", tiny_run.path, tmp_path / "few.npz", "--json")
+    assert part.code == 0, part.err
+    assert json.loads(part.out)["examples"] == few.sum()
+
+
+@pytest.fixture(scope="module")
+def new_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inputs") / "new.npz"
+    np.savez(path, x=small_arrays()["x_test"])
+    return path
+
+
+def test_predict_csv_and_jsonl_agree(
+    tiny_run: TinyRun, new_inputs: Path, tmp_path: Path, crosel_cli: CroselCli
+) -> None:
+    for name in ("p.csv", "p.jsonl"):
+        result = crosel_cli("predict", tiny_run.path, new_inputs, "--out", tmp_path / name, "--top", "3")
+        assert result.code == 0, result.err
+        assert result.out == f"64 predictions: {tmp_path / name}\n"
+    with open(tmp_path / "p.csv", newline="", encoding="utf-8") as stream:
+        table = list(csv.DictReader(stream))
+    assert list(table[0]) == ["id", "label", "confidence", "label_2", "confidence_2", "label_3", "confidence_3"]
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(table) == len(lines) == 64
+    for i, (row, line) in enumerate(zip(table, lines, strict=True)):
+        assert row["id"] == line["id"] == str(i)
+        assert row["label"] == line["label"] == line["top"][0]["label"]
+        assert [row["label"], row["label_2"], row["label_3"]] == [best["label"] for best in line["top"]]
+        probabilities = [best["probability"] for best in line["top"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert float(row["confidence"]) == pytest.approx(line["confidence"], abs=1e-6)
+        assert 0 < sum(probabilities) <= 1 + 1e-6
+    right = np.mean([int(line["label"]) for line in lines] == small_arrays()["y_test"])
+    assert right == pytest.approx(rows_of(tiny_run.path)[-1]["test_accuracy"], abs=1e-6)
+
+
+def test_predict_top_1_is_the_default_and_top_99_means_all(
+    tiny_run: TinyRun, new_inputs: Path, tmp_path: Path, crosel_cli: CroselCli
+) -> None:
+    assert crosel_cli("predict", tiny_run.path, new_inputs, "--out", tmp_path / "one.csv").code == 0
+    assert (tmp_path / "one.csv").read_text().splitlines()[0] == "id,label,confidence"
+    assert crosel_cli("predict", tiny_run.path, new_inputs, "--out", tmp_path / "all.jsonl", "--top", "99").code == 0
+    line = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
+    assert len(line["top"]) == 10
+    assert sum(best["probability"] for best in line["top"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_predict_and_eval_elsewhere_need_nothing_but_the_run(
+    new_inputs: Path, tmp_path: Path, crosel_cli: CroselCli
+) -> None:
+    """The run folder alone goes to another machine; the training data stay behind."""
+    data = small_arrays()
+    np.savez(tmp_path / "data.npz", **data)
+    run = tmp_path / "run"
+    command = ("train", tmp_path / "data.npz", "--method", "cc", "--set", "train.epochs=1", "--out", run)
+    assert crosel_cli(*command).code == 0
+    assert crosel_cli("predict", run, new_inputs, "--out", tmp_path / "before.csv").code == 0
+    (tmp_path / "data.npz").unlink()
+    moved = shutil.move(run, tmp_path / "elsewhere")
+    result = crosel_cli("predict", moved, new_inputs, "--out", tmp_path / "after.csv")
+    assert result.code == 0, result.err
+    assert (tmp_path / "after.csv").read_bytes() == (tmp_path / "before.csv").read_bytes()
+    np.savez(tmp_path / "other.npz", x=data["x_test"], y=data["y_test"], classes=[str(k) for k in range(10)])
+    other = crosel_cli("eval", moved, tmp_path / "other.npz", "--json")
+    assert other.code == 0, other.err
+    assert json.loads(other.out)["test_accuracy"] == pytest.approx(rows_of(moved)[-1]["test_accuracy"], abs=1e-6)
+
+
+def test_labels_in_three_formats(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    sets = small_arrays()["candidates"]
+    for name in ("l.csv", "l.jsonl", "l.npz"):
+        result = crosel_cli("labels", tiny_run.path, "--out", tmp_path / name)
+        assert result.code == 0, result.err
+        assert result.out.startswith("96 labels (")
+    assert (tmp_path / "l.csv").read_bytes() == (tiny_run.path / "labels.csv").read_bytes()
+    table = read_labels_csv(tmp_path / "l.csv")
+    lines = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text(encoding="utf-8").splitlines()]
+    check_label_rows(lines, sets)
+    assert [row["label"] for row in lines] == [row["label"] for row in table]
+    with np.load(tmp_path / "l.npz") as saved:  # labels and pred_probs are what cleanlab's functions take
+        labels, probabilities = saved["labels"], saved["pred_probs"]
+        assert saved["flags"].tolist() == [row["flag"] for row in table]
+    assert np.issubdtype(labels.dtype, np.integer)
+    assert [str(label) for label in labels] == [row["label"] for row in table]
+    assert probabilities.shape == (96, 10)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+    np.testing.assert_array_equal(np.where(sets, probabilities, -1).argmax(axis=1), labels)
+
+
+def test_reading_a_run_changes_nothing_in_it(
+    tiny_run: TinyRun, new_inputs: Path, tmp_path: Path, crosel_cli: CroselCli
+) -> None:
+    """Also not the half-written file of a training process that is at work in it."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run.path, run)
+    (run / "checkpoints/.writing-1-epoch-00005").write_bytes(b"half a checkpoint")
+    (run / ".writing-1-labels.csv").write_bytes(b"half a table")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert crosel_cli("eval", run).code == 0
+    assert crosel_cli("predict", run, new_inputs, "--out", tmp_path / "p.csv").code == 0
+    assert crosel_cli("labels", run, "--out", tmp_path / "l.csv").code == 0
+    assert crosel_cli("report", run, "--out", tmp_path / "r.html").code == 0
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_report(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    result = crosel_cli("report", tiny_run.path, tiny_run.path, "--out", tmp_path / "r.html")
+    assert result.code == 0, result.err
+    assert "html" in (tmp_path / "r.html").read_text(encoding="utf-8").lower()
+    assert result.out == f"report: {tmp_path / 'r.html'}\n"
+
+
+def test_info(crosel_cli: CroselCli) -> None:
+    import torch
+
+    result = crosel_cli("info")
+    assert result.code == 0
+    for part in (f"torch {torch.__version__}", "methods:", "  cc ", "  crosel ", "presets:", "  demo/digits", "CPU"):
+        assert part in result.out or (part == "CPU" and torch.cuda.is_available()), part
+
+
+def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    result = crosel_cli("train", image_npz, *TINY, "--out", tmp_path / "run")
+    rows, lines = rows_of(tmp_path / "run"), result.err.splitlines()
+    assert len(lines) == len(rows) == 4
+    for row, line in zip(rows, lines, strict=True):
+        assert line.startswith(f"epoch {row['epoch']}/4  {row['phase']}")
+        assert f"loss {row['loss']:.4f}" in line
+        assert f"accuracy {100 * row['test_accuracy']:.1f} %" in line
+        assert f"S-ratio {100 * row['selection_ratio']:.1f} %" in line
+    assert "\r" not in result.err, "no live line where nobody watches"
+
+
+def test_live_line_on_a_terminal_is_taken_away(tiny_run: TinyRun, tmp_path: Path) -> None:
+    import io
+    from types import SimpleNamespace
+
+    from crosel.console import Console
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    console = Console(stream)
+    session: Any = SimpleNamespace(config=SimpleNamespace(train=SimpleNamespace(epochs=9)), steps=20)
+    console.on_step(session, 3, 5, 0.25)
+    console.on_step(session, 3, 6, 0.25)  # too soon after the last: not shown
+    assert stream.getvalue() == "\r\033[Kepoch 3/9  step 5/20  loss 0.2500"
+    console.say("a whole line")
+    assert stream.getvalue().endswith("\r\033[Ka whole line\n")
+    console.close()
+    assert stream.getvalue().endswith("\n\r\033[K")
+    quiet = Console(Terminal(), quiet=True)
+    quiet.say("nothing")
+    quiet.close()
+    assert quiet.stream.getvalue() == ""  # type: ignore[attr-defined]
+
+
+# --- true processes -----------------------------------------------------------------------------------------------
+
+
+def test_help_answers_in_half_a_second() -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        result = subprocess.run(
+            [sys.executable, "-m", "crosel", "--help"], capture_output=True, text=True, env=ENVIRONMENT, check=True
+        )
+        assert "Train a classifier from sets of candidate labels" in result.stdout
+        return time.perf_counter() - started
+
+    assert statistics.median(seconds() for _ in range(3)) < 0.5
+
+
+def test_help_without_arguments(crosel_cli: CroselCli) -> None:
+    result = crosel_cli()
+    assert (result.code, result.err) == (0, "")
+    for verb in ("demo", "train", "eval", "predict", "labels", "report", "info"):
+        assert f"  {verb} " in result.out
+
+
+def test_the_installed_script_trains(tmp_path: Path, image_npz: Path) -> None:
+    script = Path(sys.executable).with_name("crosel")
+    command = [script, "train", image_npz, "--method", "cc", "--set", "train.epochs=1", "--out", tmp_path / "run"]
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=ENVIRONMENT)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run/done").is_file()
+    assert len(checkpoints(tmp_path / "run")) == 1
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    """`crosel info | head -0`: whoever reads has gone before we write."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "crosel", "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 1
+    assert err == ""

@@ -1,0 +1,128 @@
+"""One parametrised walk through every registered method: steps, checkpoint, resume, learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from crosel import checkpoint
+from crosel.config import RunConfig, build_config
+from crosel.data import draw_candidates, load
+from crosel.errors import Interrupted
+from crosel.methods import methods
+from crosel.methods.base import Method
+from crosel.runner import train_run
+from crosel.session import Session, build_session, resolve
+from crosel.stepper import Stepper
+from crosel.train import fit
+
+NAMES = list(methods())
+CPU = torch.device("cpu")
+# Short runs reach every code path: CroSel selects, PiCO has prototypes, PoP purifies.
+EARLY = {"crosel": ["method.warmup=1", "method.bank_length=1", "method.gamma=0.2"], "pop": ["method.warm_up=1"]}
+
+
+def config(name: str, *settings: str, epochs: int = 2) -> RunConfig:
+    common = ["network.width=8", f"train.epochs={epochs}", "train.batch_size=128", *settings]
+    values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": name}, "seed": 3}
+    return build_config(preset="demo/digits", settings=common, values=values)
+
+
+def session(name: str, *settings: str, epochs: int = 2) -> Session:
+    chosen, data = config(name, *EARLY.get(name, []), *settings, epochs=epochs), load("digits")
+    return build_session(resolve(chosen, data), draw_candidates(data, chosen.candidates, chosen.seed), CPU)
+
+
+def tensors(s: Session) -> dict[str, torch.Tensor]:
+    return s.state()[0]
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert different == []
+
+
+def untimed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second", "peak_memory_mib")} for r in rows]
+
+
+def test_all_seven_are_here() -> None:
+    assert {"cc", "proden", "lws", "crdpll", "pico", "pop", "crosel"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
+    s = session(name)
+    step, method = Stepper(s), s.method
+    for epoch in (1, 2):
+        method.begin_epoch(epoch)
+        streams = method.streams()
+        indices = s.train.epoch_indices(streams, s.steps, s.batch_size, s.generator)
+        method.train()
+        for i in range(3):
+            step(streams, {stream: table[i] for stream, table in indices.items()}, 0.01)
+            for parameter_name, p in method.named_parameters():
+                if p.requires_grad:
+                    assert p.grad is not None, parameter_name
+                    assert torch.isfinite(p.grad).all(), parameter_name
+                else:
+                    assert p.grad is None, parameter_name
+    assert torch.isfinite(s.progress.sums["loss"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
+    s = session(name)
+    fit(s)
+    saved, state = s.state()
+    checkpoint.save(tmp_path, 2, 0, saved, state, keep=1)
+    other = session(name)
+    assert any(not torch.equal(a, b) for a, b in zip(saved.values(), tensors(other).values(), strict=False))
+    found = checkpoint.load_newest(tmp_path)
+    assert found.checkpoint is not None
+    other.restore(found.checkpoint)
+    assert_same(saved, tensors(other))
+    assert other.progress.rows == s.progress.rows
+    assert other.progress.epoch == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_equals_a_straight_run(name: str, tmp_path: Path) -> None:
+    straight = session(name, epochs=3)
+    fit(straight)
+    broken = session(name, epochs=3)
+    looks = iter([False] * 14 + [True])  # stops in the middle of the second epoch of 11 steps
+    with pytest.raises(Interrupted):
+        fit(broken, stop_requested=lambda: next(looks))
+    assert (broken.progress.epoch, broken.progress.step) == (1, 3)
+    checkpoint.save(tmp_path, 1, 3, *broken.state(), keep=1)
+    resumed = session(name, epochs=3)
+    found = checkpoint.load_newest(tmp_path)
+    assert found.checkpoint is not None
+    resumed.restore(found.checkpoint)
+    fit(resumed)
+    assert_same(tensors(straight), tensors(resumed))
+    assert untimed(straight.progress.rows) == untimed(resumed.progress.rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_on_digits(name: str, tmp_path: Path) -> None:
+    """Far above chance (10 %) after a few epochs; what each reaches with time stands in docs/comparison.md."""
+    settings = ["network.width=16", "train.batch_size=64", *(["method.warmup=6"] if name == "crosel" else [])]
+    s = train_run(config(name, *settings, epochs=8), tmp_path / "run", CPU)
+    rows = s.progress.rows
+    assert rows[-1]["test_accuracy"] > 0.5
+    assert rows[-1]["test_accuracy"] > rows[0]["test_accuracy"]
+    assert (tmp_path / "run" / "labels.csv").read_text().count("\n") == s.data.n + 1
+
+
+def test_outputs_and_probabilities_have_the_promised_shapes() -> None:
+    for name in NAMES:
+        method: Method = session(name).method.eval()
+        outputs = method.outputs(torch.randn(5, 1, 8, 8))
+        assert outputs.shape[1:] == (5, 10)
+        p = method.combine(outputs)
+        assert torch.allclose(p.sum(dim=1), torch.ones(5))
