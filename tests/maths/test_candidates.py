@@ -439,6 +439,20 @@ def test_missing_truth_starts_from_the_same_sets(text):
     assert dropped.any(axis=1).all()
 
 
+def test_missing_truth_is_drawn_apart_from_the_sets():
+    """From one stream, the number that drew the i-th entry of the table would also decide on example i."""
+    y = np.zeros(N, dtype=int)
+    sets = apply_rule(parse_rule("uniform:q=0.5"), y, 10, 7)
+    gone = ~holds_truth(apply_rule(parse_rule("uniform:q=0.5,eta=0.3"), y, 10, 7), y)
+    wrong = np.arange(N) % 10 != 0  # entries that are not the truth's
+    assert abs(np.corrcoef(sets.ravel()[:N][wrong], gone[wrong])[0, 1]) < 5 / math.sqrt(N)
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(0, "16488e92d748e4f5"), (1, "b82149895968b04c")])
+def test_sets_with_missing_truth_never_change(seed, expected):
+    assert digest(apply_rule(parse_rule("uniform:q=0.3,eta=0.2"), labels(500), 10, seed)) == expected
+
+
 def test_superclass_rule_needs_groups():
     with pytest.raises(UserError, match="needs superclasses, which this data does not have"):
         apply_rule(Rule("superclass", {"q": 0.5, "eta": 0}), [0, 1], 2, seed=0)

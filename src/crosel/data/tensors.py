@@ -88,5 +88,9 @@ class TrainingTensors:
     def batch(self, index: Tensor, stream: Stream, generator: torch.Generator) -> Batch:
         """Gather raw examples and make each wanted view of them; `name#2` is one more draw of view `name`."""
         raw = self.x[index]
-        views = {name: self.normalise(self.views[name.partition("#")[0]](raw, generator)) for name in stream.views}
+        if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
+            raw = self.normalise(raw)
+        views = {name: self.views[name.partition("#")[0]](raw, generator) for name in stream.views}
+        if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
+            views = {name: self.normalise(view) for name, view in views.items()}
         return Batch(index, views)
