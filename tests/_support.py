@@ -25,6 +25,10 @@ class Result(NamedTuple):
 CroselCli = Callable[..., Result]
 
 
+def _show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
 def run_cli(*args: object) -> Result:
     """Call the command line as the `crosel` script does. A traceback counts as exit code 1, as in a process."""
     from crosel.cli import main
@@ -36,7 +40,7 @@ def run_cli(*args: object) -> Result:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("default")
             warnings.simplefilter("ignore", ResourceWarning)  # Python shows these only on request
-            warnings.showwarning = lambda *args: err.write(warnings.formatwarning(*args[:4]))  # as a process would
+            warnings.showwarning = _show_warning  # pytest would keep them; a process puts them on standard error
             try:
                 main()
             except SystemExit as end:

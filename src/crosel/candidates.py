@@ -94,9 +94,10 @@ def uniform_sets(labels: ArrayLike, classes: int, seed: int) -> Bools:
     weights = np.exp(log_weights - log_weights.max())
     edges = np.cumsum(weights / weights.sum())
     sets = np.empty((len(y), classes), dtype=bool)
+    sizes = 1 + np.minimum(np.searchsorted(edges, draws(len(y)), side="right"), classes - 2)
     for rows in _chunks(len(y), classes):
         count = rows.stop - rows.start
-        size = 1 + np.minimum(np.searchsorted(edges, draws(count), side="right"), classes - 2)
+        size = sizes[rows]
         keys = draws(count, classes)
         keys[np.arange(count), y[rows]] = -1.0  # the truth always comes first
         rank = keys.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
@@ -120,7 +121,7 @@ def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: 
     g = np.asarray(scores, dtype=np.float64)
     if g.ndim != 2 or not np.isfinite(g).all() or (g < 0).any():
         raise UserError("scores must be an n x k matrix of finite numbers, none below 0")
-    if rate < 0:
+    if not 0 <= rate < math.inf:
         raise UserError(f"rate must be 0 or more, not {rate}")
     y = _checked_labels(labels, g.shape[1])
     if len(y) != len(g):

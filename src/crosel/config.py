@@ -20,7 +20,7 @@ from crosel.nets import NetworkSettings
 class TrainSettings(BaseModel):
     """The loop: how long, how fast, how often to look."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     epochs: int = Field(50, ge=1, description="passes over the training set, warm-up included")
     batch_size: int = Field(64, ge=1, description="examples of each stream in a step; at most the whole set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
@@ -55,7 +55,7 @@ class TrainSettings(BaseModel):
 class RunConfig(BaseModel):
     """A run: what to learn from, by which method, with which network, how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     source: str = Field(description="digits, cifar10, cifar100 or a file")
     data_dir: str | None = Field(None, description="folder that holds the published files of a named source")
     candidates: str | None = Field(None, description="rule that draws candidate sets, such as uniform:q=0.3")

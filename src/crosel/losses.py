@@ -16,9 +16,10 @@ def candidate_probabilities(logits: Tensor, candidates: Tensor, temperature: flo
     """Return p^(1/T) restricted to S and renormalised: a distribution on each candidate set.
 
     softmax(f)^(1/T) is softmax(f/T) up to a factor that the renormalisation removes, so one masked softmax
-    gives the result without a power, a quotient or an underflow.
+    gives the result without a power, a quotient or an underflow. The maximum goes first: f/T may overflow.
     """
-    return torch.softmax(restrict(logits.float() / temperature, candidates), dim=1)
+    f = restrict(logits.float(), candidates)
+    return torch.softmax((f - f.amax(dim=1, keepdim=True)) / temperature, dim=1)
 
 
 def cc_loss(logits: Tensor, candidates: Tensor) -> Tensor:

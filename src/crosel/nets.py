@@ -11,6 +11,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
@@ -135,7 +136,7 @@ class NetworkSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = Field("auto", description="auto, small-cnn, mlp, wrn-DEPTH-WIDTH, or module:factory of your own")
     width: int = Field(32, ge=1, description="channels of small-cnn's first layers")
-    hidden: tuple[int, ...] = Field((512, 256), description="layer sizes of mlp")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 256), description="layer sizes of mlp")
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,11 @@ def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
     module_name, _, attribute = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"network '{name}' cannot be imported: {error}") from None
+
+    if not callable(factory):
+        raise UserError(f"network '{name}' is not a function that builds a network")
 
     def build() -> nn.Module:
         network = factory(classes=classes, shape=inputs.shape)

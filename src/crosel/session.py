@@ -133,7 +133,7 @@ def build_session(
     problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, steps)
     method_class = find_method(config.method.name)
     with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)
         method = method_class(config.method, problem, factory).to(device)
     if device.type == "cuda" and data.is_image:
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -42,7 +42,7 @@ def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) ->
     if settings.schedule == "cosine":
         lr *= 0.5 * (1 + math.cos(math.pi * done / settings.epochs))
     elif settings.schedule == "step":
-        lr *= settings.decay ** sum(epoch > round(m * settings.epochs) for m in settings.milestones)
+        lr *= settings.decay ** sum(epoch > max(1, round(m * settings.epochs)) for m in settings.milestones)
     if settings.lr_ramp:
         lr *= min(1.0, (done + 1 / steps) / settings.lr_ramp)
     return lr

@@ -119,7 +119,7 @@ def test_cuda_where_there_is_none(crosel_cli: CroselCli, tmp_path: Path, image_n
     assert_refused(result, "torch sees no CUDA device; use --device cpu")
 
 
-CONFIGS = {
+CONFIGS: dict[str, tuple[str | bytes, str]] = {
     "not YAML": ("train:\n  epochs: 5\n lr: 0.1\n", "config.yaml, line 3, column 2: not valid YAML"),
     "a tab": ("train:\n\tepochs: 5\n", "config.yaml, line 2, column 1: not valid YAML"),
     "a list": ("- 1\n- 2\n", "config.yaml: expected settings as 'name: value' lines"),
@@ -162,7 +162,11 @@ def cell(name: str, *place: Any) -> Callable[[Arrays], None]:
 
 
 def drop(*names: str) -> Callable[[Arrays], None]:
-    return lambda data: [data.pop(name) for name in names] and None
+    def change(data: Arrays) -> None:
+        for name in names:
+            del data[name]
+
+    return change
 
 
 def cut(name: str, n: int) -> Callable[[Arrays], None]:
@@ -230,6 +234,7 @@ def flipped(content: bytes) -> bytes:
 FILES: dict[str, Callable[[bytes], bytes]] = {
     "truncated": truncated,
     "a byte flipped": flipped,
+    "zeros inside": lambda content: content[:400] + bytes(200) + content[600:],
     "empty": lambda content: b"",
     "text": lambda content: b"x,candidates\n1,cat|dog\n",
     "a pickle": lambda content: b"\x80\x04}\x94.",
@@ -426,8 +431,9 @@ def test_out_is_a_file_or_below_one(tmp_path: Path, tiny_run: TinyRun, crosel_cl
 # --- disks --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", range(1, 13))
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+@pytest.mark.parametrize(
+    ("write", "number"), [*((write, errno.ENOSPC) for write in range(1, 13)), (1, errno.EIO), (6, errno.EIO)]
+)
 def test_a_write_fails(
     write: int, number: int, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,7 +498,7 @@ def test_full_disk(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer)
     size = checkpoints(run)[-1].stat().st_size
     # From nothing left to room for all but the last file: every write meets the full disk in its turn.
     refused = 0
-    for room in (0, 4096, size // 2, size + 8192, 2 * size + 8192, 2 * size + 16384):
+    for room in (0, size // 2, size + 8192, 2 * size + 16384):
         before = len(metrics(run))
         free = shutil.disk_usage(small_disk).free
         with open(filler, "wb") as stream:
@@ -511,7 +517,7 @@ def test_full_disk(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer)
         assert fork_server.run("eval", run)[0] == 0, "the last good checkpoint stays usable"
         filler.unlink()
         assert len(metrics(run)) >= before
-    assert refused >= 3
+    assert refused >= 2
     code, _, err = fork_server.run("train", "--resume", "--out", run)
     assert code == 0, err
     assert "damaged" not in err

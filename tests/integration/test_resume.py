@@ -87,7 +87,8 @@ def test_stopped_in_the_middle_of_an_epoch(
 
 
 def test_stopped_again_and_again(tiny_run: TinyRun, tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli) -> None:
-    run, codes = tmp_path / "run", []
+    run = tmp_path / "run"
+    codes: list[int] = []
     while not codes or codes[-1] == 130:
         codes.append(stopper(4, *tiny_run.command, "--out", run, "--resume").code)
         assert len(codes) < 20

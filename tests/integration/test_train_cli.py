@@ -332,7 +332,7 @@ def test_predict_and_eval_elsewhere_need_nothing_but_the_run(
     assert crosel_cli(*command).code == 0
     assert crosel_cli("predict", run, new_inputs, "--out", tmp_path / "before.csv").code == 0
     (tmp_path / "data.npz").unlink()
-    moved = shutil.move(run, tmp_path / "elsewhere")
+    moved = run.rename(tmp_path / "elsewhere")
     result = crosel_cli("predict", moved, new_inputs, "--out", tmp_path / "after.csv")
     assert result.code == 0, result.err
     assert (tmp_path / "after.csv").read_bytes() == (tmp_path / "before.csv").read_bytes()
@@ -427,10 +427,11 @@ def test_live_line_on_a_terminal_is_taken_away(tiny_run: TinyRun, tmp_path: Path
     assert stream.getvalue().endswith("\r\033[Ka whole line\n")
     console.close()
     assert stream.getvalue().endswith("\n\r\033[K")
-    quiet = Console(Terminal(), quiet=True)
+    silent = Terminal()
+    quiet = Console(silent, quiet=True)
     quiet.say("nothing")
     quiet.close()
-    assert quiet.stream.getvalue() == ""  # type: ignore[attr-defined]
+    assert silent.getvalue() == ""
 
 
 # --- true processes -----------------------------------------------------------------------------------------------

@@ -242,7 +242,6 @@ def test_instance_dependent_errors(scores, rate, message):
         instance_dependent([0, 1, 0], scores, rate, seed=0)
 
 
-@pytest.mark.xfail(strict=True, reason="instance_dependent: `rate < 0` lets NaN through, and every set is the truth")
 def test_instance_dependent_refuses_a_rate_that_is_no_number():
     with pytest.raises(UserError, match="rate"):
         instance_dependent([0, 1], np.ones((2, 3)), math.nan, seed=0)
@@ -329,9 +328,6 @@ def test_sets_do_not_depend_on_chunks(name, chunk, monkeypatch):
     assert np.array_equal(RULES[name](labels(500), 4), whole)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="uniform_sets draws the sizes chunk by chunk between the keys: the sets depend on _CHUNK"
-)
 @pytest.mark.parametrize("chunk", [1, 70, 999])
 def test_uniform_sets_do_not_depend_on_chunks(chunk, monkeypatch):
     whole = uniform_sets(labels(500), 10, 4)

@@ -297,9 +297,6 @@ def test_settings_are_checked(values):
         NetworkSettings(**values)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="NetworkSettings.hidden has no lower bound: torch's own error comes out of the constructor"
-)
 @pytest.mark.parametrize("hidden", [(0,), (-4,)])
 def test_layer_sizes_are_checked(hidden):
     with pytest.raises(ValueError, match="hidden"):
@@ -349,11 +346,6 @@ def test_own_factory_that_returns_no_module(user_module):
         factory()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=TypeError,
-    reason="_imported: a relative module or an attribute that is no function raises TypeError",
-)
 @pytest.mark.parametrize("name", ["{}:number", ".relative:f"])
 def test_own_factory_that_is_none(name, user_module):
     name = name.format(user_module)
@@ -395,10 +387,6 @@ def test_building_networks_leaves_the_global_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="build_session: torch.manual_seed also seeds every CUDA device, which fork_rng(devices=[]) does not save",
-)
 def test_building_networks_leaves_cuda_alone(monkeypatch):
     touched = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", touched.append)

@@ -42,9 +42,6 @@ def test_own_milestones_and_decay():
     assert rates(settings, steps=1) == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.125]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="learning_rate: a milestone that rounds to epoch 0 lowers the rate before the first step"
-)
 @pytest.mark.parametrize(("epochs", "milestones"), [(1, (0.5, 0.75)), (4, (0.1,))])
 def test_a_run_starts_at_its_learning_rate_however_short(epochs, milestones):
     settings = TrainSettings(epochs=epochs, lr=1.0, schedule="step", milestones=milestones)

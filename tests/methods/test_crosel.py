@@ -372,11 +372,6 @@ def test_gamma_ramps_after_warm_up():
     assert len(set(counts)) == 5
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="CroSel.end_epoch takes γ at the progress of the epoch that ends, not of the one that will use it: "
-    "γ lags one epoch behind T and λ_cr",
-)
 def test_gamma_ramps_in_step_with_temperature():
     confidence = torch.linspace(0.41, 0.999, N)
     expected = [int((confidence > g).sum()) for g in (0.5, 0.6, 0.7, 0.8, 0.9)]
@@ -690,11 +685,6 @@ def test_training_labels():
     assert said.labels.dtype == torch.int64
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="CroSel.training_labels asks for stability at the final γ while the selection was made at the ramped one: "
-    "an example can be selected and not 'stable'",
-)
 def test_selected_labels_are_stable_ones_while_gamma_ramps():
     method = build(ramp=4, gamma_start=0.5, gamma=0.9)
     labels = method.candidates.int().argmax(dim=1).expand(2, N)

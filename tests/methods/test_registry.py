@@ -18,7 +18,7 @@ from crosel.methods import base
 from crosel.methods.base import Losses, Method, MethodSettings, find_method, methods, register
 from crosel.runner import train_run
 
-OUTSIDE = '''
+OUTSIDE = """
 from typing import Literal
 from crosel.losses import cc_loss
 from crosel.methods.base import Losses, Method, MethodSettings
@@ -33,7 +33,7 @@ class Outsider(Method):
         batch = batches["all"]
         loss = cc_loss(self.networks[0](batch["weak"]), self.candidates[batch.index])
         return Losses(loss, {"loss": loss.detach()})
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

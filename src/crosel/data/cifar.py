@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.dataset import Dataset, as_labels, make_dataset
 from crosel.data.pickles import read_pickle
 from crosel.errors import UserError
 
@@ -24,7 +24,10 @@ def _read(folder: Path, files: Sequence[str], label: str) -> tuple[Any, Any, lis
 
 
 def _names(folder: Path, file: str, key: str) -> list[str]:
-    return [name.decode() for name in read_pickle(folder / file)[key]]
+    names = read_pickle(folder / file).get(key)
+    if not isinstance(names, list) or not all(isinstance(n, bytes) for n in names):
+        raise UserError(f"{folder / file}: no class names ('{key}') as in the published file")
+    return [name.decode() for name in names]
 
 
 def read_cifar10(folder: Path) -> Dataset:
@@ -40,8 +43,12 @@ def read_cifar100(folder: Path) -> Dataset:
     """Fine labels; the coarse ones become the superclass of each class."""
     x, y, parts = _read(folder, ["train"], "fine_labels")
     x_test, y_test, _ = _read(folder, ["test"], "fine_labels")
+    coarse = parts[0].get("coarse_labels")
+    y = as_labels(y, 100, f"{folder / 'train'}: fine_labels")
+    if coarse is None or len(coarse) != len(y):
+        raise UserError(f"{folder / 'train'}: no 'coarse_labels' as in the published file")
     groups = np.zeros(100, dtype=int)
-    groups[y] = np.asarray(parts[0]["coarse_labels"])
+    groups[y] = np.asarray(coarse)
     return make_dataset(
         x, y=y, x_test=x_test, y_test=y_test, classes=_names(folder, "meta", "fine_label_names"),
         place=str(folder), groups=tuple(int(g) for g in groups),

@@ -143,7 +143,9 @@ def make_dataset(
     if sets is not None and len(sets) != len(inputs):
         raise UserError(f"{place}: x has {len(inputs)} examples, but candidates has {len(sets)}")
     if classes is None:
-        classes = sets.shape[1] if sets is not None else int(np.max(np.asarray(y))) + 1
+        classes = sets.shape[1] if sets is not None else int(as_labels(y, 2**31, f"{place}: y").max(initial=-1)) + 1
+        if classes == 0:
+            raise UserError(f"{place}: y: there are no labels")
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
     if sets is not None and sets.shape[1] != len(names):
         raise UserError(f"{place}: candidates has {sets.shape[1]} columns for {len(names)} classes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,16 @@ FIELDS = ("x", "candidates", "y", "x_test", "y_test", "classes", "ids")
 def read_npz(path: Path) -> Dataset:
     try:
         # Object arrays are pickles: never from outside.
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UserError(f"{path}: this is a single array; an npz file with x and candidates is needed")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise UserError(f"{path}: this is a single array; an npz file with x and candidates is needed")
+        with loaded as archive:
             unknown = [name for name in archive.files if name not in FIELDS]
             if unknown:
                 near = did_you_mean(unknown[0], FIELDS)
                 raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
             arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
         if isinstance(error, UserError | FileNotFoundError):
             raise
         raise UserError(f"{path}: not a readable npz file ({error})") from None

@@ -33,7 +33,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     try:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except FileNotFoundError:
-        raise
+        raise UserError(f"{path}: no such file; the published folder is not complete") from None
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"{path}: not a CIFAR file ({error})") from None
     if not isinstance(content, dict):

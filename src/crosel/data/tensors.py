@@ -59,13 +59,20 @@ def _pixel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generator) -> Tensor:
     """Indices for one epoch, [steps, batch], on the pool's device: the pool in random order, again and again.
 
-    Every member comes at least once if the epoch is long enough. A pool that fits the epoch once is filled up from
-    its own beginning, so that no batch holds an example twice unless the pool is smaller than a batch.
+    Every member comes at least once if the epoch is long enough, and no batch holds one twice unless the pool is
+    smaller than a batch.
     """
-    total = steps * batch
-    rounds = max(1, total // len(pool))
-    order = torch.cat([torch.randperm(len(pool), generator=generator, device=pool.device) for _ in range(rounds)])
-    return pool[order[torch.arange(total, device=pool.device) % len(order)]].view(steps, batch)
+    total, n = steps * batch, len(pool)
+    rounds = max(1, -(-total // n))
+    order = torch.rand(rounds, n, generator=generator, device=pool.device).argsort(dim=1)
+    for r in range(1, rounds if n >= batch else 1):
+        tail = (
+            r * n % batch
+        )  # so many of the batch under way came from the round before: they go to the back of this one
+        if tail:
+            seen = torch.isin(order[r], order[r - 1, n - tail :])
+            order[r] = order[r][seen.to(torch.uint8).argsort(stable=True)]
+    return pool[order.flatten()[:total]].view(steps, batch)
 
 
 class TrainingTensors:

@@ -31,7 +31,7 @@ from crosel.errors import UserError, did_you_mean
 class MethodSettings(BaseModel):
     """Base of every method's settings: frozen, and unknown names are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str
 
 

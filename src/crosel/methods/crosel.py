@@ -77,13 +77,14 @@ def comix_targets(logits: Tensor, candidates: Tensor, temperature: float | Tenso
 def mixing_weight(alpha: float, count: int, generator: torch.Generator) -> Tensor:
     """Eqs. (8), (9): λ' = max(λ, 1-λ), λ ~ Beta(α, α), on the generator's device: [count].
 
-    A Beta draw is g1 / (g1 + g2) of two Gamma(α) draws. `torch._standard_gamma` is what torch's own Beta
-    distribution calls; it is used here because that class takes no generator.
+    A Beta draw is g1 / (g1 + g2) of two Gamma(α) draws, and Gamma(α) is Gamma(α+1) · u^(1/α): in logarithms, which do
+    not underflow for small α. `torch._standard_gamma` is what torch's own Beta distribution calls; it is used here
+    because that class takes no generator.
     """
-    shape = torch.full((2, count), alpha, device=generator.device)
-    gamma = torch._standard_gamma(shape, generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
-    share = gamma[0] / gamma.sum(dim=0)
-    return torch.maximum(share, 1 - share)
+    gamma = torch._standard_gamma(torch.full((2, count), alpha + 1, device=generator.device), generator=generator)
+    u = 1 - torch.rand(2, count, generator=generator, device=generator.device)
+    logs = gamma.log() + u.log() / alpha
+    return torch.sigmoid((logs[0] - logs[1]).abs())
 
 
 def mix(values: Tensor, partner: Tensor, weight: Tensor) -> Tensor:
@@ -143,6 +144,7 @@ class CroSel(Method):
     labels: Tensor
     lambda_d: Tensor
     temperature: Tensor
+    gamma_used: Tensor
 
     def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network, networks=settings.networks)
@@ -160,6 +162,7 @@ class CroSel(Method):
         self.register_buffer("labels", torch.full((settings.networks, problem.n), -1, dtype=torch.int32))
         self.register_buffer("lambda_d", torch.zeros(()), persistent=False)
         self.register_buffer("temperature", torch.ones(()), persistent=False)
+        self.register_buffer("gamma_used", torch.tensor(settings.gamma))
         self._watching = False
 
     def teacher(self, network: int) -> int:
@@ -245,7 +248,8 @@ class CroSel(Method):
     def end_epoch(self, epoch: int) -> None:
         self._watching = False
         s = self.settings
-        gamma = ramp(s.gamma_start, s.gamma, self._progress(epoch))
+        gamma = ramp(s.gamma_start, s.gamma, self._progress(epoch + 1))  # of the epoch that will train on it
+        self.gamma_used.fill_(gamma)
         for v, bank in enumerate(self.banks):
             chosen = bank.select(self.candidates, gamma, s.criteria)
             self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
@@ -261,6 +265,6 @@ class CroSel(Method):
         return average_outputs(outputs, self.settings.average)
 
     def training_labels(self) -> TrainingLabels:
-        stable = [bank.select(self.candidates, self.settings.gamma, (2, 3)).mask for bank in self.banks]
+        stable = [bank.select(self.candidates, self.gamma_used, (2, 3)).mask for bank in self.banks]
         confidence = torch.stack([bank.confidence.mean(dim=0) for bank in self.banks])
         return TrainingLabels(self.labels.long(), confidence, torch.stack(stable), self.selected)

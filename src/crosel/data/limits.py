@@ -1,0 +1,46 @@
+"""Bounds on what a file may ask for, and how its content is shown in an error."""
+
+from __future__ import annotations
+
+import os
+
+from crosel.errors import UserError
+
+MAX_LINE = 1 << 24  # bytes in a line of text; a longer one is no table
+MAX_JSON = 1 << 30  # bytes in a JSON document, which is held as Python objects of about ten times the size
+
+
+def memory_bound() -> int:
+    """Bytes that data may take: CROSEL_MEMORY_GB, or four fifths of this machine's memory."""
+    given = os.environ.get("CROSEL_MEMORY_GB")
+    if given:
+        try:
+            return int(float(given) * 2**30)
+        except (ValueError, OverflowError):
+            raise UserError(f"CROSEL_MEMORY_GB={given}: expected a number of GiB") from None
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 4 // 5
+    except (ValueError, OSError, AttributeError):  # not a POSIX system
+        return 16 << 30
+
+
+def check_bytes(count: int, what: str, place: object) -> None:
+    """Refuse what would not fit into memory before it is allocated."""
+    bound = memory_bound()
+    if count > bound:
+        raise UserError(
+            f"{place}: {what} would take {count / 2**30:.1f} GiB of memory, more than the bound of "
+            f"{bound / 2**30:.1f} GiB (CROSEL_MEMORY_GB sets it)"
+        )
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value for an error message: quoted, on one line, not too long."""
+    text = value if isinstance(value, str) else repr(value)
+    return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """Another library's message as a part of one of our lines."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,100 @@
+"""Text files line by line: UTF-8, no endless lines, and every error with its line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from crosel.data.limits import MAX_JSON, MAX_LINE, one_line, shown
+from crosel.errors import UserError
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines with their ends. Decoded one by one, so that a bad byte has a line."""
+    number = 0
+    with path.open("rb") as stream:
+        while line := stream.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise UserError(f"{path}, line {number}: longer than {MAX_LINE >> 20} MiB; this is no table of text")
+            if number == 1:
+                if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    raise UserError(f"{path}, line 1: this is UTF-16; save it as UTF-8")
+                line = line.removeprefix(_BOM)
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                column = len(line[: error.start].decode("utf-8", "replace")) + 1
+                raise UserError(f"{path}, line {number}, column {column}: not UTF-8 text; save it as UTF-8") from None
+
+
+def _delimiter(path: Path, header: str) -> str:
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    return max(",;\t", key=header.count) if header.count(",") == 0 else ","
+
+
+class CsvFile:
+    """A csv file: its header at once, then rows of exactly as many cells, each with the line it begins on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines = read_lines(path)
+        first = next(self._lines, None)
+        if first is None or not first.strip():
+            raise UserError(f"{path}, line 1: cannot read '{path.suffix}' without a line of column names")
+        self._reader = csv.reader(self._again(first), delimiter=_delimiter(path, first), strict=True)
+        self._end = 0
+        self.header = [name.strip() for name in self._next() or []]
+        seen: dict[str, int] = {}
+        for column, name in enumerate(self.header, 1):
+            if name and name in seen:
+                raise UserError(f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}")
+            seen[name] = column
+
+    def _again(self, first: str) -> Iterator[str]:
+        yield first
+        yield from self._lines
+
+    def _next(self) -> list[str] | None:
+        try:
+            return next(self._reader, None)
+        except csv.Error as error:
+            place = f"{self.path}, line {self._end + 1}, column {len(getattr(self, 'header', ())) or 1}"
+            raise UserError(f"{place}: not a valid csv row ({one_line(error)})") from None
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        width, reader = len(self.header), self._reader
+        self._end = reader.line_num
+        while (row := self._next()) is not None:
+            line, self._end = self._end + 1, reader.line_num
+            if len(row) != width:
+                if not row:  # a blank line
+                    continue
+                at = min(len(row), width) + (len(row) > width)
+                raise UserError(f"{self.path}, line {line}, column {at}: {len(row)} cells for {width} columns")
+            yield line, row
+
+
+def parse_json(text: str, place: str, first_line: int = 1) -> Any:
+    """JSON with the line and column of whatever is wrong with it."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise UserError(f"{place}, line {line}, column {error.colno}: not valid JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
+        reason = "too deeply nested" if isinstance(error, RecursionError) else one_line(error)
+        raise UserError(f"{place}, line {first_line}, column 1: not usable JSON ({reason})") from None
+
+
+def read_json(path: Path) -> Any:
+    size = path.stat().st_size
+    if size > MAX_JSON:
+        raise UserError(f"{path}: {size / 2**30:.1f} GiB; a JSON file may have 1 GiB. Export it in parts")
+    return parse_json("".join(read_lines(path)), str(path))

@@ -1,0 +1,124 @@
+"""Names of labels, as people write them, and the classes they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.data.limits import check_bytes, shown
+from crosel.errors import UserError, did_you_mean
+
+MAX_NAME = 1000
+
+
+def label_name(value: Any) -> str:
+    """One label. ValueError, for the caller to put a place before, if it is none."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"{shown(value)} is no label; expected a name or a whole number")
+    if isinstance(value, int) and not -(10**18) < value < 10**18:
+        raise ValueError("a number of more than 18 digits is no label")
+    name = str(value).strip()
+    if not name:
+        raise ValueError("an empty label")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"a label of {len(name)} characters; at most {MAX_NAME} are allowed")
+    if not name.isprintable():  # line breaks and half characters would spoil what is written later
+        raise ValueError(f"label {shown(name)} holds a character that cannot be printed")
+    return name
+
+
+def label_names(value: Any) -> tuple[str, ...]:
+    """A set of labels: a list, or names with | between them."""
+    if isinstance(value, str):
+        value = value.split("|")
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{shown(value)} is no list of labels; write cat|dog")
+    names = tuple(label_name(item) for item in value)
+    if not names:
+        raise ValueError("an empty set; give it at least one label")
+    if len(set(names)) != len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"label {shown(twice)} stands there twice")
+    return names
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"weight {shown(value)} is no number")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"weight {shown(value)} is no number") from None
+    if not 0 <= number < 1e30:
+        raise ValueError(f"weight {number:g}; a weight is 0 or more, and finite")
+    return number
+
+
+def label_weights(value: Any, names: Sequence[str] | None) -> dict[str, float]:
+    """Weights by label: `cat:0.7|dog:0.3` or an object, or numbers in the order of the candidates."""
+    if isinstance(value, str) and ":" in value:
+        pairs = [part.rpartition(":") for part in value.split("|")]
+        if len({name.strip() for name, _, _ in pairs}) != len(pairs):
+            raise ValueError("a label with two weights")
+        value = {name: number for name, _, number in pairs}
+    elif isinstance(value, str):
+        value = value.split("|")
+    elif isinstance(value, int | float):
+        value = [value]
+    if isinstance(value, dict):
+        found = {label_name(name): _number(number) for name, number in value.items()}
+        outside = [name for name in found if names is not None and name not in names]
+        if outside:
+            raise ValueError(f"a weight for {shown(outside[0])}, which is not among the candidates")
+        if not any(found.values()):
+            raise ValueError("no weight above 0")
+        return found
+    if not isinstance(value, list):
+        raise ValueError(f"{shown(value)} is no list of weights; write cat:0.7|dog:0.3")
+    if names is None:
+        raise ValueError("weights without names need candidates beside them; write cat:0.7|dog:0.3")
+    if len(value) != len(names):
+        raise ValueError(f"{len(value)} weights for {len(names)} candidates")
+    return {name: _number(number) for name, number in zip(names, value, strict=True)}
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    digits = name.removeprefix("-")
+    number = digits.isascii() and digits.isdecimal() and len(digits) < 19
+    return (0, int(name), name) if number else (1, 0, name)
+
+
+class Vocabulary:
+    """The classes in a fixed order: as given, or found names sorted, whole numbers by value."""
+
+    def __init__(self, found: Iterable[str], given: Sequence[str] | None = None) -> None:
+        if given is not None and len(set(given)) != len(given):
+            raise UserError("setting 'data.classes': a class is named twice")
+        self.classes = tuple(given) if given is not None else tuple(sorted(set(found), key=_order))
+        self._index = {name: i for i, name in enumerate(self.classes)}
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __getitem__(self, name: str) -> int:
+        try:
+            return self._index[name]
+        except KeyError:
+            near = did_you_mean(name, self.classes)
+            raise ValueError(f"{shown(name)} is none of the {len(self.classes)} classes{near}") from None
+
+
+def check_cells(n: int, k: int, bytes_each: int, place: object) -> None:
+    check_bytes(n * k * bytes_each, f"a table of {n:,} examples and {k:,} classes", place)
+
+
+def set_matrix(rows: Sequence[int], columns: Sequence[int], n: int, k: int, place: object) -> NDArray[np.bool_]:
+    check_cells(n, k, 1, place)
+    sets = np.zeros((n, k), dtype=bool)
+    sets[np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)] = True
+    return sets
