@@ -22,7 +22,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Trust = Annotated[bool, typer.Option("--trust-code", help="allow a run to import its own network code")]
+Trust = Annotated[bool, typer.Option("--trust-code", help="allow network.name=module:factory to import code")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
 
 
@@ -52,6 +52,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
     seed: Annotated[int | None, typer.Option(help="decides sets, weights and all draws")] = None,
     device: Device = "auto",
+    trust_code: Trust = False,
 ) -> None:
     """Train one run into a run folder."""
     from crosel.config import build_config
@@ -72,7 +73,7 @@ def train(
     }  # fmt: skip
     built = build_config(preset=preset, file=config, settings=set_ or (), values=values)
     out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
-    session = train_run(built, out, pick_device(device), resume, Console())
+    session = train_run(built, out, pick_device(device), resume, Console(), trust_code)
     row = session.progress.rows[-1]
     if "test_accuracy" in row:
         typer.echo(f"test accuracy {100 * row['test_accuracy']:.2f} % (last epoch)")

@@ -26,7 +26,6 @@ from crosel.data import Dataset, load
 from crosel.data.sources import NAMED
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
-from crosel.nets import InputShape, network_factory
 from crosel.session import Session, build_session, load_tensors
 from crosel.train import Row
 
@@ -250,8 +249,7 @@ def load_run(
         data = folder.with_candidates(load(config.source, where))
     else:
         data = folder.stand_in()
-    factory = network_factory(config.network, InputShape(data.shape), len(data.classes), trust_code)
-    session = build_session(config, data, device, factory)
+    session = build_session(config, data, device, trust_code=trust_code)
     found = checkpoint.load_newest(folder.checkpoints)
     for damaged in found.damaged:
         say(f"checkpoint {damaged.name} is damaged; it is passed over")
@@ -291,7 +289,7 @@ def environment(command: list[str]) -> dict[str, Any]:
     """Where and by what the run was made."""
     out: dict[str, Any] = {
         "crosel": crosel.__version__, "python": platform.python_version(), "torch": torch.__version__,
-        "numpy": np.__version__, "platform": platform.platform(), "cpu_count": os.cpu_count(),
+        "numpy": np.__version__, "platform": f"{platform.system()} {platform.machine()}", "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(), "command": command, "commit": _commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip

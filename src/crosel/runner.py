@@ -53,9 +53,17 @@ def stop_signals() -> Iterator[StopFlag]:
 
 
 def train_run(
-    config: RunConfig, out: Path, device: torch.device, resume: bool = False, console: Console | None = None
+    config: RunConfig,
+    out: Path,
+    device: torch.device,
+    resume: bool = False,
+    console: Console | None = None,
+    trust_code: bool = False,
 ) -> Session:
-    """Train into a run folder; with `resume`, go on with the run that is there, if there is one."""
+    """Train into a run folder; with `resume`, go on with the run that is there, if there is one.
+
+    `trust_code` lets a network named `module:factory` be imported.
+    """
     console = console or Console(quiet=True)
     folder = RunFolder(out)
     try:
@@ -64,7 +72,7 @@ def train_run(
             data = load(config.source, Path(config.data_dir) if config.data_dir else None)
             config = with_full_paths(resolve(config, data))
             with stop_signals() as stop:
-                session = _open(folder, config, data, device, console)
+                session = _open(folder, config, data, device, console, trust_code)
                 if folder.is_done:
                     console.say(f"{out} is finished already")
                 else:
@@ -77,14 +85,17 @@ def train_run(
         console.close()
 
 
-def _open(folder: RunFolder, config: RunConfig, data: Dataset, device: torch.device, console: Console) -> Session:
+def _open(
+    folder: RunFolder, config: RunConfig, data: Dataset, device: torch.device, console: Console, trust_code: bool
+) -> Session:
     if not folder.exists:
         data = draw_candidates(data, config.candidates, config.seed)
-        session = build_session(config, data, device)  # before anything is written: it may refuse the config
+        # Before anything is written: it may refuse the config.
+        session = build_session(config, data, device, trust_code=trust_code)
         folder.create(config, data, command_line())
         return session
     folder.take_config(config)
-    session = build_session(config, folder.with_candidates(data), device)
+    session = build_session(config, folder.with_candidates(data), device, trust_code=trust_code)
     for line in folder.restore(session):
         console.say(line)
     return session
@@ -95,5 +106,5 @@ def finish(folder: RunFolder, session: Session) -> None:
     table = label_table(session)
     write_selection(session, folder / "selection.npz")
     write_labels(table, folder / "labels.csv")
-    write_report([folder], folder / "report.html")
+    write_report([folder], folder / "report.html", data=session.data)
     folder.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,27 @@ class Session:
     method: Method
     normalise: Normaliser
     train: TrainingTensors
-    optimiser: torch.optim.Optimizer
     generator: torch.Generator
     steps: int
     batch_size: int
     progress: Progress = field(default_factory=Progress)
     epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Made when it is first needed: its import alone takes a second, and prediction does without."""
+        t, cuda = self.config.train, self.device.type == "cuda"
+        return torch.optim.SGD(
+            [p for p in self.method.parameters() if p.requires_grad],
+            # A learning rate on the device can change without a new recording of the step.
+            lr=torch.tensor(t.lr, device=self.device) if cuda else t.lr,
+            momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=cuda,
+        )  # fmt: skip
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes that tie a checkpoint to the data and the candidate sets of its run."""
+        return {"data": self.data.fingerprint(), "candidates": candidates_digest(self.data)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and all else as JSON."""
@@ -62,13 +78,13 @@ class Session:
             tensors["generator_at_epoch_start"] = self.epoch_start
         state = {
             "epoch": p.epoch, "step": p.step, "rows": p.rows, "seconds": p.seconds,
-            "data": self.data.fingerprint(), "candidates": candidates_digest(self.data), "device": self.device.type,
+            "device": self.device.type, **self.fingerprints,
         }  # fmt: skip
         return tensors, state
 
     def restore(self, saved: Checkpoint) -> None:
         """Go back to a saved state, or say why it does not belong to this run."""
-        for what, ours in (("data", self.data.fingerprint()), ("candidates", candidates_digest(self.data))):
+        for what, ours in self.fingerprints.items():
             if saved.state[what] != ours:
                 raise UserError(f"the {what} differ from those this run was started with; nothing was changed")
         load_tensors(self.method, without_prefix("method", saved.tensors))
@@ -122,13 +138,18 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
 
 
 def build_session(
-    config: RunConfig, data: Dataset, device: torch.device, make_network: NetworkFactory | None = None
+    config: RunConfig,
+    data: Dataset,
+    device: torch.device,
+    make_network: NetworkFactory | None = None,
+    trust_code: bool = False,
 ) -> Session:
-    """Build networks, method and optimiser for a resolved config. `make_network` replaces the named network."""
+    """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
+    `module:factory` imports code, which needs `trust_code`."""
     assert data.candidates is not None
     classes = len(data.classes)
-    factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code=True)
-    batch_size = min(config.train.batch_size, data.n)
+    factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code)
+    batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
     steps = math.ceil(data.n / batch_size)
     problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, steps)
     method_class = find_method(config.method.name)
@@ -139,17 +160,10 @@ def build_session(
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     check_network(method, data, device)
     normalise = Normaliser.of(data).to(device)
-    t = config.train
-    optimiser = torch.optim.SGD(
-        [p for p in method.parameters() if p.requires_grad],
-        # A learning rate on the device can change without a new recording of the step.
-        lr=torch.tensor(t.lr, device=device) if device.type == "cuda" else t.lr,
-        momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=device.type == "cuda",
-    )  # fmt: skip
     return Session(
         config, data, device, method, normalise,
         TrainingTensors(data, make_views(data.shape, config.augment), normalise, device),
-        optimiser, torch.Generator(device).manual_seed(config.seed), steps, batch_size,
+        torch.Generator(device).manual_seed(config.seed), steps, batch_size,
     )  # fmt: skip
 
 

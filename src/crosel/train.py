@@ -74,10 +74,12 @@ def fit(
                 for watcher in watchers:
                     watcher.on_step(session, epoch, progress.step, loss)
             if stop_requested() and progress.step < session.steps:
+                mean_loss(session, epoch)  # what is not finite must not get into a checkpoint
                 progress.seconds = time.perf_counter() - started
                 for watcher in watchers:
                     watcher.on_state(session)
                 raise Interrupted
+        check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
         row = {
             "epoch": epoch,
@@ -124,6 +126,16 @@ def mean_loss(session: Session, epoch: int) -> float:
             "the last checkpoint is good. Lower train.lr, or look for extreme values in the data"
         )
     return loss
+
+
+def check_weights(session: Session, epoch: int) -> None:
+    """The last step's update shows in no loss yet: look at the weights themselves before they are saved."""
+    values = [t for t in session.method.state_dict().values() if t.is_floating_point()]
+    if not bool(torch.stack([torch.isfinite(t).all() for t in values]).all()):
+        raise Diverged(
+            f"the weights are not finite after the last step of epoch {epoch}; the last checkpoint is good. "
+            "Lower train.lr, or look for extreme values in the data"
+        )
 
 
 def finish_epoch(session: Session, epoch: int) -> Row:
