@@ -46,13 +46,13 @@ def _checked_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
     return y.astype(np.int64)
 
 
-def _probability(name: str, value: float) -> float:
+def check_probability(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise UserError(f"{name} must lie between 0 and 1, not {value}")
     return value
 
 
-def _chunks(n: int, classes: int) -> list[slice]:
+def row_chunks(n: int, classes: int) -> list[slice]:
     rows = max(1, _CHUNK // max(1, classes))
     return [slice(start, min(n, start + rows)) for start in range(0, n, rows)]
 
@@ -60,7 +60,7 @@ def _chunks(n: int, classes: int) -> list[slice]:
 def _draw_with(labels: NDArray[np.int64], classes: int, draws: _Draws, chance: Callable[[slice], ArrayLike]) -> Bools:
     """Every label with its own chance, and the true label always."""
     sets = np.empty((len(labels), classes), dtype=bool)
-    for rows in _chunks(len(labels), classes):
+    for rows in row_chunks(len(labels), classes):
         count = rows.stop - rows.start
         sets[rows] = draws(count, classes) < np.asarray(chance(rows))
         sets[rows][np.arange(count), labels[rows]] = True
@@ -72,7 +72,7 @@ def uniform(labels: ArrayLike, classes: int, q: float, seed: int, at_least_two: 
 
     With `at_least_two`, one random wrong label joins where only the truth stands (as in PRODEN, CRDPLL and PoP).
     """
-    y, q, draws = _checked_labels(labels, classes), _probability("q", q), _Draws(seed)
+    y, q, draws = _checked_labels(labels, classes), check_probability("q", q), _Draws(seed)
     sets = _draw_with(y, classes, draws, lambda rows: q)
     if at_least_two and classes > 1:
         other = (y + 1 + (draws(len(y)) * (classes - 1)).astype(np.int64)) % classes
@@ -95,7 +95,7 @@ def uniform_sets(labels: ArrayLike, classes: int, seed: int) -> Bools:
     edges = np.cumsum(weights / weights.sum())
     sets = np.empty((len(y), classes), dtype=bool)
     sizes = 1 + np.minimum(np.searchsorted(edges, draws(len(y)), side="right"), classes - 2)
-    for rows in _chunks(len(y), classes):
+    for rows in row_chunks(len(y), classes):
         count = rows.stop - rows.start
         size = sizes[rows]
         keys = draws(count, classes)
@@ -111,7 +111,7 @@ def superclass(labels: ArrayLike, groups: ArrayLike, q: float, seed: int) -> Boo
     if group.ndim != 1 or not len(group):
         raise UserError("groups must give one superclass for each class")
     classes = len(group)
-    y, q = _checked_labels(labels, classes), _probability("q", q)
+    y, q = _checked_labels(labels, classes), check_probability("q", q)
     same = group[:, None] == group[None, :]
     return _draw_with(y, classes, _Draws(seed), lambda rows: q * same[y[rows]])
 
@@ -140,13 +140,24 @@ def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: 
 def drop_truth(sets: ArrayLike, labels: ArrayLike, eta: float, seed: int) -> Bools:
     """With chance η leave the true label out; a set of only the truth becomes one random wrong label."""
     out = np.array(sets, dtype=bool)
-    y, eta, draws = _checked_labels(labels, out.shape[1]), _probability("eta", eta), _Draws(seed)
+    y, eta, draws = _checked_labels(labels, out.shape[1]), check_probability("eta", eta), _Draws(seed)
     hit = np.flatnonzero(draws(len(y)) < eta)
     other = (y + 1 + (draws(len(y)) * (out.shape[1] - 1)).astype(np.int64)) % out.shape[1]
     out[hit, y[hit]] = False
     emptied = hit[~out[hit].any(axis=1)]
     out[emptied, other[emptied]] = True
     return out
+
+
+def probabilities(scores: NDArray[Any], temperature: float) -> NDArray[np.float64]:
+    """Rows that sum to 1: a softmax at a temperature, or with temperature 0 the scores as shares of their sum."""
+    p: NDArray[np.float64] = scores.astype(np.float64)
+    if temperature:
+        p = np.exp((p - p.max(axis=1, keepdims=True)) / temperature)
+    elif (p < 0).any():
+        raise UserError("there are scores below 0, so they are no probabilities; add temperature=1 to the rule")
+    p /= np.maximum(p.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    return p
 
 
 # --- rules: a name with its values, as on the command line -------------------------------------------------------
@@ -158,16 +169,26 @@ class Rule:
 
     name: str
     values: dict[str, float]
+    file: str | None = None  # of `tree`
 
     def __str__(self) -> str:
-        return self.name + (":" + ",".join(f"{k}={v:g}" for k, v in self.values.items()) if self.values else "")
+        values = [f"{k}={v:g}" for k, v in self.values.items()] + ([f"file={self.file}"] if self.file else [])
+        return self.name + (":" + ",".join(values) if values else "")
 
 
 _RULES: dict[str, dict[str, float | None]] = {  # name -> its values, with defaults; None: must be given
     "uniform": {"q": None, "at_least_two": 0, "eta": 0},
     "uniform-sets": {"eta": 0},
     "superclass": {"q": None, "eta": 0},
+    "instance": {"rate": None, "temperature": 0, "eta": 0},
+    "union": {},
+    "votes": {"min": None},
+    "top-m": {"m": None},
+    "top-p": {"p": None, "temperature": 0},
+    "tree": {},
 }
+FROM_ANNOTATION = ("union", "votes", "top-m", "top-p")
+_WHOLE = {"min": 2, "m": 3}  # values that are whole numbers, with an example
 
 
 def parse_rule(text: str) -> Rule:
@@ -176,33 +197,56 @@ def parse_rule(text: str) -> Rule:
     if name not in _RULES:
         raise UserError(f"unknown candidate rule '{name}'{did_you_mean(name, _RULES)}; there are {', '.join(_RULES)}")
     known = _RULES[name]
+    if name == "tree":
+        key, _, file = rest.partition("=")
+        if key != "file" or not file:
+            raise UserError(f"rule '{text}' needs the file with the class tree, as in 'tree:file=classes.yaml'")
+        return Rule(name, {}, file)
     given: dict[str, float] = {}
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
         if key not in known:
             takes = ", ".join(known)
-            raise UserError(f"rule '{text}': no value '{key}'{did_you_mean(key, known)}; '{name}' takes {takes}")
+            takes = f"takes {takes}" if takes else "takes no values"
+            raise UserError(f"rule '{text}': no value '{key}'{did_you_mean(key, known)}; '{name}' {takes}")
         try:
             given[key] = float(value)
         except ValueError:
-            raise UserError(f"rule '{text}': '{item}' needs a number, as in '{key}=0.5'") from None
+            raise UserError(f"rule '{text}': '{item}' needs a number, as in '{key}={_WHOLE.get(key, 0.5)}'") from None
+        if key in _WHOLE and not (given[key].is_integer() and 1 <= given[key] < 2**31):
+            raise UserError(f"rule '{text}': '{item}' needs a whole number from 1 on, as in '{key}={_WHOLE[key]}'")
     missing = [key for key, default in known.items() if default is None and key not in given]
     if missing:
-        raise UserError(f"rule '{text}' needs {missing[0]}, as in '{name}:{missing[0]}=0.5'")
+        raise UserError(f"rule '{text}' needs {missing[0]}, as in '{name}:{missing[0]}={_WHOLE.get(missing[0], 0.5)}'")
     defaults = {key: value for key, value in known.items() if value is not None}
     return Rule(name, {key: given.get(key, defaults.get(key, 0.0)) for key in known})
 
 
-def apply_rule(rule: Rule, labels: ArrayLike, classes: int, seed: int, groups: Sequence[Any] | None = None) -> Bools:
+def apply_rule(
+    rule: Rule,
+    labels: ArrayLike,
+    classes: int,
+    seed: int,
+    groups: Sequence[Any] | None = None,
+    scores: ArrayLike | None = None,
+) -> Bools:
     """Draw candidate sets for plain labels."""
     v = rule.values
     if rule.name == "uniform":
         sets = uniform(labels, classes, v["q"], seed, at_least_two=bool(v["at_least_two"]))
     elif rule.name == "uniform-sets":
         sets = uniform_sets(labels, classes, seed)
-    else:
+    elif rule.name == "superclass":
         if groups is None:
             raise UserError(f"rule '{rule}' needs superclasses, which this data does not have")
         sets = superclass(labels, groups, v["q"], seed)
+    elif rule.name == "instance":
+        if scores is None:
+            raise UserError(f"rule '{rule}' needs scores [n, k], which this data does not have")
+        if v["temperature"]:
+            scores = probabilities(np.asarray(scores), v["temperature"])
+        sets = instance_dependent(labels, scores, v["rate"], seed)
+    else:
+        raise UserError(f"rule '{rule}' makes sets of annotation, not of plain labels")
     # A stream of its own, so that η = 0 and η > 0 share the sets they start from.
     return drop_truth(sets, labels, v["eta"], seed + 1_000_003) if v["eta"] else sets

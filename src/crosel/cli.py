@@ -51,6 +51,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="run folder; default runs/SOURCE-METHOD-SEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
     seed: Annotated[int | None, typer.Option(help="decides sets, weights and all draws")] = None,
+    corrections: Annotated[Path | None, typer.Option(help="known labels from a review (csv or jsonl)")] = None,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
@@ -73,7 +74,7 @@ def train(
     }  # fmt: skip
     built = build_config(preset=preset, file=config, settings=set_ or (), values=values)
     out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
-    session = train_run(built, out, pick_device(device), resume, Console(), trust_code)
+    session = train_run(built, out, pick_device(device), resume, Console(), trust_code, corrections)
     row = session.progress.rows[-1]
     if "test_accuracy" in row:
         typer.echo(f"test accuracy {100 * row['test_accuracy']:.2f} % (last epoch)")
@@ -143,6 +144,38 @@ def labels(
 
 
 @app.command()
+def candidates(
+    source: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, svhn, a file or a folder")],
+    out: Annotated[Path, typer.Option(help="npz file to write")],
+    rule: Annotated[str | None, typer.Option(help="rule that makes sets, such as votes:min=2 or uniform:q=0.3")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="decides what a rule draws")] = 0,
+    data: DataDir = None,
+    inputs: Annotated[Path | None, typer.Option(help="file or folder with the inputs of votes or scores")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, such as data.image_size=64; may be repeated")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object")] = False,
+) -> None:
+    """Turn any input into one native file, with a summary of its candidate sets."""
+    import json
+
+    from crosel.config import build_config
+    from crosel.console import Console
+    from crosel.data.convert import convert
+
+    values = {"source": source, "data": {"inputs": str(inputs)} if inputs else None}
+    console = Console()
+    settings = build_config(settings=set_ or (), values=values).data
+    try:
+        summary = convert(source, out, rule, seed, data, settings, console.on_images)
+    finally:
+        console.close()
+    typer.echo(json.dumps(summary.as_dict(), ensure_ascii=False) if json_ else "\n".join(summary.lines()))
+    if not json_:
+        typer.echo(f"written: {out}")
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
     out: Annotated[Path, typer.Option(help="html file to write")],
@@ -156,6 +189,49 @@ def report(
         folder.read_config()  # says what is wrong with the folder, if anything
     write_report(folders, out)
     typer.echo(f"report: {out}")
+
+
+@app.command()
+def bench(
+    suite: Annotated[str, typer.Argument(help="name of a suite (`crosel bench list` names them), or a YAML file")],
+    out: Annotated[Path | None, typer.Option(help="folder for the runs; default bench/SUITE")] = None,
+    on: Annotated[str, typer.Option(help="where cells run: local")] = "local",
+    seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds, instead of the suite's own")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once")] = 1,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
+    data: DataDir = None,
+    list_: Annotated[bool, typer.Option("--list", help="show the cells and where they stand, and run nothing")] = False,
+    device: Device = "auto",
+) -> None:
+    """Run all cells of a suite; what is done is skipped, what broke goes on."""
+    from crosel.bench import bench_command
+
+    if not bench_command(suite, out, on, seeds, jobs, tuple(set_ or ()), data, list_, device, typer.echo):
+        raise SystemExit(1)  # typer.Exit would be lost: main() runs the app without its standalone mode
+
+
+@app.command()
+def tables(
+    folders: Annotated[list[Path], typer.Argument(help="folders with runs in them, at any depth")],
+    format_: Annotated[str | None, typer.Option("--format", help="markdown, csv or latex; default by --out")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write (.md, .csv, .tex) instead of the screen")] = None,
+) -> None:
+    """Mean and deviation over seeds, beside the paper's figures."""
+    from crosel.tables import tables_command
+
+    tables_command(folders, format_, out, typer.echo)
+
+
+@app.command()
+def review(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    port: Annotated[int, typer.Option(help="port on 127.0.0.1; 0: any that is free")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
+) -> None:
+    """A local web page to look through and correct labels."""
+    from crosel.review import serve_review
+
+    serve_review(run, port, not no_browser)
 
 
 @app.command()

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from crosel.augment import AugmentSettings
+from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import MethodSettings, find_method, method_settings
 from crosel.nets import NetworkSettings
@@ -56,11 +57,12 @@ class RunConfig(BaseModel):
     """A run: what to learn from, by which method, with which network, how."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    source: str = Field(description="digits, cifar10, cifar100 or a file")
+    source: str = Field(description="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
     data_dir: str | None = Field(None, description="folder that holds the published files of a named source")
     candidates: str | None = Field(None, description="rule that draws candidate sets, such as uniform:q=0.3")
     seed: int = Field(0, ge=0, lt=2**63, description="decides candidate sets, starting weights and all draws")
     method: SerializeAsAny[MethodSettings]
+    data: DataSettings = DataSettings()
     network: NetworkSettings = NetworkSettings()
     augment: AugmentSettings = AugmentSettings()
     train: TrainSettings = TrainSettings()

@@ -49,6 +49,12 @@ class Console:
             self.stream.write(_CLEAR)
             self.stream.flush()
 
+    def on_images(self, done: int, total: int) -> None:
+        if self.live and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            self.stream.write(f"{_CLEAR}reading images {done}/{total}")
+            self.stream.flush()
+
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()

@@ -1,29 +1,26 @@
-"""Using a finished run: measuring it, and predicting with it."""
+"""Using a finished run: measuring it, and saying what is installed. Predicting is in `crosel.predict`."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import torch
 
 import crosel
 from crosel import metrics
 from crosel.config import presets
 from crosel.data import load
-from crosel.data.dataset import as_inputs
 from crosel.errors import UserError
-from crosel.files import atomic_write_with
 from crosel.methods import methods
+from crosel.predict import predict_file
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks, test_pass
+
+__all__ = ["evaluate_run", "info_lines", "predict_file", "training_metrics"]
 
 
 def evaluate_run(
@@ -33,7 +30,8 @@ def evaluate_run(
     session = load_run(run, device, trust_code, data_dir=data_dir, needs_data=source is None)
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
-        other = load(source, data_dir)
+        same = {"test_share": 0.0, "inputs": None, "classes": session.data.classes}
+        other = load(source, data_dir, session.config.data.model_copy(update=same))
         if other.shape != session.data.shape:
             raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")
         if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
@@ -66,72 +64,6 @@ def training_metrics(session: Session) -> dict[str, float]:
             if right is not None:
                 out["oracle_selection_accuracy"] = right
     return out
-
-
-def read_inputs(path: Path, session: Session) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Examples to predict, and their ids."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.suffix != ".npz":
-        raise UserError(f"{path}: cannot read '{path.suffix}'; give an npz file with x")
-    try:
-        loaded = np.load(path, allow_pickle=False)  # object arrays are pickles: never from outside
-        if isinstance(loaded, np.ndarray):
-            raise UserError(f"{path}: this is a single array; an npz file with x is needed")
-        with loaded as archive:
-            if "x" not in archive.files:
-                raise UserError(f"{path}: the array 'x' is missing")
-            x = archive["x"]
-            ids = [str(i) for i in archive["ids"]] if "ids" in archive.files else []
-    except UserError:
-        raise
-    except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-        raise UserError(f"{path}: not a readable npz file ({error})") from None
-    x = as_inputs(x, f"{path}: x")
-    if x.shape[1:] != session.data.shape:
-        raise UserError(f"{path}: examples of shape {x.shape[1:]}; the run was trained on {session.data.shape}")
-    if ids and len(ids) != len(x):
-        raise UserError(f"{path}: x has {len(x)} examples, but there are {len(ids)} ids")
-    return x, ids or [str(i) for i in range(len(x))]
-
-
-def predict_file(run: Path, source: Path, out: Path, top: int, device: torch.device, trust_code: bool = False) -> int:
-    """Write id, label and confidence of the `top` labels, chunk by chunk, to csv or jsonl."""
-    if out.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"{out}: predictions are written as .csv or .jsonl; give the file one of these endings")
-    session = load_run(run, device, trust_code, needs_data=False)
-    x, ids = read_inputs(source, session)
-    top = min(top, len(session.data.classes))
-    line = _csv_line if out.suffix == ".csv" else _json_line
-
-    def write(stream: IO[bytes]) -> None:
-        if out.suffix == ".csv":
-            more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
-            stream.write(_csv(["id", "label", "confidence", *more]))
-        for start, outputs in predict_chunks(session, x):
-            best, order = session.method.combine(outputs).topk(top, dim=1)
-            for row, (values, labels) in enumerate(zip(best.tolist(), order.tolist(), strict=True)):
-                pairs = [(session.data.classes[j], p) for j, p in zip(labels, values, strict=True)]
-                stream.write(line(ids[start + row], pairs))
-
-    atomic_write_with(out, write)
-    return len(x)
-
-
-def _csv(cells: list[str]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
-
-
-def _csv_line(name: str, pairs: list[tuple[str, float]]) -> bytes:
-    return _csv([name, *(cell for label, p in pairs for cell in (label, f"{p:.6f}"))])
-
-
-def _json_line(name: str, pairs: list[tuple[str, float]]) -> bytes:
-    top = [{"label": label, "probability": p} for label, p in pairs]
-    row = {"id": name, "label": pairs[0][0], "confidence": pairs[0][1], "top": top}
-    return (json.dumps(row, ensure_ascii=False) + "\n").encode()
 
 
 _NEEDED = ("torch", "numpy", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")

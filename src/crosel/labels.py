@@ -1,27 +1,42 @@
-"""The training set's labels, cleaned: one row an example."""
+"""The training set's labels, cleaned: one row an example, as csv, jsonl, npz (for cleanlab) or for Label Studio."""
 
 from __future__ import annotations
 
 import csv
-import io
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from crosel.cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
 from crosel.errors import UserError
-from crosel.files import atomic_write, atomic_write_with
+from crosel.files import atomic_write_with
 from crosel.methods.base import Method, TrainingLabels
 from crosel.session import Session
 from crosel.train import predict_chunks
 
 COLUMNS = ("id", "label", "confidence", "selected", "candidates", "flag")
+FLAGS = ("", "outside", "disputed", "unsure")
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
+_MAX_EXPORT = 1 << 30  # bytes of a Label Studio export that is read whole
+
+
+class LabelRow(NamedTuple):
+    """One training example. `label` is always one of the candidates."""
+
+    id: str
+    label: str
+    confidence: float
+    selected: str  # by which networks: both, one, neither; empty for methods that do not select
+    candidates: list[str]
+    flag: str
+    outside_label: str | None = None  # where flagged `outside`: the label that all networks are sure of
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,7 @@ class LabelTable:
     selected: NDArray[np.int64] | None  # number of networks that selected the example; None: method does not select
     networks: int
     flags: list[str]
+    outside_labels: NDArray[np.int64]  # what the set seems to miss; -1 where the flag is not `outside`
 
     def selected_word(self, row: int) -> str:
         if self.selected is None:
@@ -42,39 +58,66 @@ class LabelTable:
         count = int(self.selected[row])
         return "neither" if count == 0 else "both" if count == 2 else "one"
 
-    def rows(self) -> Any:
+    def rows(self) -> Iterator[LabelRow]:
         classes, sets = self.data.classes, self.data.candidates
         assert sets is not None
         for i in range(self.data.n):
-            yield (
+            outside = int(self.outside_labels[i])
+            yield LabelRow(
                 self.data.example_id(i), classes[self.labels[i]], float(self.confidence[i]), self.selected_word(i),
                 [classes[j] for j in np.flatnonzero(sets[i])], self.flags[i],
+                classes[outside] if outside >= 0 else None,
             )  # fmt: skip
 
 
-def flag_rows(chosen: TrainingLabels | None, sets: Any, outputs_argmax: Any, confidence: Any) -> list[str]:
-    """`outside`: all networks are stable and confident about one label that is not in the set. `disputed`: the
-    networks predict different labels. `unsure`: no network selected the example (or the confidence is low)."""
+@dataclass(frozen=True)
+class LabelStudio:
+    """How predictions are named for Label Studio: as in the project's labelling config."""
+
+    from_name: str = "label"  # name of <Choices>
+    to_name: str = "image"  # name of <Image>, <Text>, …
+    data_key: str = "image"  # the field of a task's data that holds the example's id or path
+    tasks: Path | None = None  # the project's own JSON export: its tasks' ids and data are carried over
+
+
+# --- making the table ---------------------------------------------------------------------------------------------
+
+
+def flag_rows(
+    chosen: TrainingLabels | None, sets: Any, outputs_argmax: Any, confidence: Any
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Flags, and the labels outside the sets (-1 where there is none).
+
+    `outside`: all networks are stable and confident about one label that is not in the set. `disputed`: the
+    networks predict different labels. `unsure`: no network selected the example (or the confidence is low).
+    """
     n = len(confidence)
     disputed = (outputs_argmax != outputs_argmax[0]).any(axis=0)
+    outside_labels = np.full(n, -1, dtype=np.int64)
     if chosen is None:
         outside, unsure = np.zeros(n, bool), confidence < UNSURE_BELOW
     else:
         labels, stable = chosen.labels.cpu().numpy(), chosen.stable.cpu().numpy()
         inside = sets[np.arange(n), np.maximum(labels[0], 0)]
         outside = stable.all(axis=0) & (labels == labels[0]).all(axis=0) & (labels[0] >= 0) & ~inside
+        outside_labels[outside] = labels[0][outside]
         unsure = ~chosen.selected.cpu().numpy().any(axis=0)
-    return [
+    flags = [
         "outside" if o else "disputed" if d else "unsure" if u else ""
         for o, d, u in zip(outside, disputed, unsure, strict=True)
     ]
+    return flags, outside_labels
 
 
-def label_table(session: Session) -> LabelTable:
-    """One pass over the training set; the label is the most probable one inside the candidate set."""
+def label_table(session: Session, outside_gamma: float | None = None) -> LabelTable:
+    """One pass over the training set; the label is the most probable one inside the candidate set.
+
+    `outside_gamma` replaces the run's own threshold for `outside`: the history is there, no training is needed.
+    """
     method: Method = session.method
     sets = session.data.candidates
     assert sets is not None
+    chosen = _training_labels(method, outside_gamma)
     probabilities, guesses = [], []
     for _, outputs in predict_chunks(session, session.data.x):
         probabilities.append(method.combine(outputs).cpu())
@@ -82,35 +125,114 @@ def label_table(session: Session) -> LabelTable:
     p = torch.cat(probabilities)
     inside = p.masked_fill(~torch.from_numpy(sets), -1.0)
     confidence, labels = inside.max(dim=1)
-    chosen = method.training_labels()
-    flags = flag_rows(chosen, sets, torch.cat(guesses, dim=1).numpy(), confidence.numpy())
+    flags, outside = flag_rows(chosen, sets, torch.cat(guesses, dim=1).numpy(), confidence.numpy())
     selected = None if chosen is None else chosen.selected.sum(dim=0).cpu().numpy()
-    return LabelTable(session.data, labels.numpy(), confidence.numpy(), p.numpy(), selected, len(guesses[0]), flags)
+    return LabelTable(
+        session.data, labels.numpy(), confidence.numpy(), p.numpy(), selected, len(guesses[0]), flags, outside
+    )
 
 
-def write_labels(table: LabelTable, path: Path) -> None:
-    """Write csv, jsonl or npz, by the file's ending."""
+def _training_labels(method: Method, outside_gamma: float | None) -> TrainingLabels | None:
+    if outside_gamma is None:
+        return method.training_labels()
+    settings: Any = getattr(method, "settings", None)
+    if not hasattr(settings, "outside_gamma"):
+        raise UserError(f"{method.name} keeps no history to find labels outside the sets by; leave out --outside-gamma")
+    if not 0 <= outside_gamma <= 1:
+        raise UserError(f"--outside-gamma must lie between 0 and 1, not {outside_gamma:g}")
+    whole: Any = method
+    whole.settings = settings.model_copy(update={"outside_gamma": outside_gamma})
+    try:
+        return method.training_labels()
+    finally:
+        whole.settings = settings
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None = None) -> None:
+    """Write csv, jsonl, npz, or predictions for Label Studio (json), by the file's ending."""
     if path.suffix == ".csv":
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for name, label, confidence, selected, candidates, flag in table.rows():
-            writer.writerow([name, label, f"{confidence:.6f}", selected, "|".join(candidates), flag])
-        atomic_write(path, stream.getvalue())
+        atomic_write_with(path, lambda stream: _write_csv(table, stream))
     elif path.suffix == ".jsonl":
-        lines = (json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) for row in table.rows())
-        atomic_write(path, "".join(line + "\n" for line in lines))
+        atomic_write_with(path, lambda stream: stream.writelines(_json(row._asdict()) + b"\n" for row in table.rows()))
     elif path.suffix == ".npz":
-        arrays: dict[str, Any] = {
-            "ids": np.array([table.data.example_id(i) for i in range(table.data.n)]), "labels": table.labels,
-            "confidence": table.confidence, "pred_probs": table.probabilities, "flags": np.array(table.flags),
-            "classes": np.array(table.data.classes), "candidates": table.data.candidates,
-        }  # fmt: skip
-        if table.selected is not None:
-            arrays["selected"] = table.selected
+        arrays = label_arrays(table)
         atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
+    elif path.suffix == ".json":
+        tasks = label_studio_tasks(table, label_studio or LabelStudio())
+        atomic_write_with(path, lambda stream: _write_list(tasks, stream))
     else:
-        raise UserError(f"{path}: labels are written as .csv, .jsonl or .npz; give the file one of these endings")
+        raise UserError(
+            f"{path}: labels are written as .csv, .jsonl or .npz, or as .json for Label Studio; "
+            "give the file one of these endings"
+        )
+
+
+def _write_csv(table: LabelTable, stream: IO[bytes]) -> None:
+    stream.write(csv_line(COLUMNS))
+    for row in table.rows():
+        cells = row.id, row.label, f"{row.confidence:.6f}", row.selected, join_names(row.candidates), row.flag
+        stream.write(csv_line(cells))
+
+
+def _json(value: Any) -> bytes:
+    # Half characters have no UTF-8; as \udXXX they are valid JSON, and come back as they were.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def _write_list(values: Iterator[Any], stream: IO[bytes]) -> None:
+    before = b"[\n"
+    for value in values:
+        stream.write(before + _json(value))
+        before = b",\n"
+    stream.write(b"\n]\n")
+
+
+def label_arrays(table: LabelTable) -> dict[str, Any]:
+    """All of it as arrays; cleanlab's functions take `labels` and `pred_probs` as they are."""
+    arrays: dict[str, Any] = {
+        "ids": np.array([table.data.example_id(i) for i in range(table.data.n)]), "labels": table.labels,
+        "confidence": table.confidence, "pred_probs": table.probabilities, "flags": np.array(table.flags),
+        "classes": np.array(table.data.classes), "candidates": table.data.candidates,
+        "outside_label": table.outside_labels,
+    }  # fmt: skip
+    if table.selected is not None:
+        arrays["selected"] = table.selected
+    return arrays
+
+
+def label_studio_tasks(table: LabelTable, names: LabelStudio) -> Iterator[dict[str, Any]]:
+    """Tasks with one prediction each, to be imported; with `names.tasks`, the project's own tasks."""
+    known = None if names.tasks is None else _exported_tasks(names.tasks)
+    for row in table.rows():
+        task: dict[str, Any] = {"data": {names.data_key: row.id}}
+        if known is not None:
+            if row.id not in known:
+                raise UserError(f"{names.tasks}: no task {row.id!r}, which the run has; export the project again")
+            task = {key: known[row.id][key] for key in ("id", "data") if key in known[row.id]}
+        choice = {
+            "from_name": names.from_name, "to_name": names.to_name, "type": "choices",
+            "value": {"choices": [row.label]},
+        }  # fmt: skip
+        prediction = {"model_version": "crosel", "score": row.confidence, "result": [choice]}
+        yield task | {"predictions": [prediction]}
+
+
+def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Tasks of a Label Studio export by the ids that our reader of such files gives them."""
+    try:
+        if path.stat().st_size > _MAX_EXPORT:
+            raise UserError(f"{path}: more than 1 GiB; export it in parts")
+        tasks = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({str(error).splitlines()[0]})") from None
+    if not isinstance(tasks, list) or not all(isinstance(t, dict) and isinstance(t.get("data"), dict) for t in tasks):
+        raise UserError(f"{path}: expected Label Studio's JSON export, a list of tasks with 'data'")
+    return {str(task.get("id", number)).strip(): task for number, task in enumerate(tasks, 1)}
 
 
 def write_selection(session: Session, path: Path) -> None:
@@ -122,3 +244,40 @@ def write_selection(session: Session, path: Path) -> None:
             "mask": chosen.selected.cpu().numpy(),
         }  # fmt: skip
         atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
+
+
+# --- reading back -------------------------------------------------------------------------------------------------
+
+
+def read_labels(path: Path) -> list[LabelRow]:
+    """Read a csv that `write_labels` wrote, apostrophes before would-be formulas taken away."""
+    try:
+        with open(path, newline="", encoding="utf-8") as stream:
+            reader = csv.reader(stream, strict=True)
+            header = next(reader, [])
+            if tuple(header) != COLUMNS:
+                raise UserError(f"{path}, line 1: expected the columns {','.join(COLUMNS)}")
+            out = []
+            line = reader.line_num + 1
+            for cells in reader:
+                out.append(_row(cells, f"{path}, line {line}"))
+                line = reader.line_num + 1
+            return out
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a csv file of labels ({error})") from None
+
+
+def _row(cells: list[str], place: str) -> LabelRow:
+    if len(cells) != len(COLUMNS):
+        raise UserError(f"{place}: {len(cells)} cells for {len(COLUMNS)} columns")
+    name, label, confidence, selected, candidates, flag = map(unguard, cells)
+    try:
+        sure = float(confidence)
+    except ValueError:
+        raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is no number") from None
+    if flag not in FLAGS or selected not in ("", "both", "one", "neither"):
+        column, value = ("flag", flag) if flag not in FLAGS else ("selected", selected)
+        raise UserError(f"{place}, column '{column}': {value[:40]!r} is not what we write there")
+    return LabelRow(name, label, sure, selected, split_names(candidates), flag)

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,8 @@ import torch
 import crosel
 from crosel import checkpoint
 from crosel.config import RunConfig, check_config, read_yaml
-from crosel.data import Dataset, load
+from crosel.data import Dataset, full_rule, load, with_classes_of
+from crosel.data.settings import Progress
 from crosel.data.sources import NAMED
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
@@ -30,7 +31,10 @@ from crosel.session import Session, build_session, load_tensors
 from crosel.train import Row
 
 # Settings that do not decide what is learnt: a run may go on with other values of these.
-FREE_TO_CHANGE = {"data_dir", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs"}
+FREE_TO_CHANGE = {
+    "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
+    "train.cuda_graphs",
+}  # fmt: skip
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 
@@ -55,11 +59,11 @@ class RunFolder:
 
     # --- making and opening -----------------------------------------------------------------------------------
 
-    def create(self, config: RunConfig, data: Dataset, command: list[str]) -> None:
+    def create(self, config: RunConfig, data: Dataset, command: list[str], corrected: Sequence[int] = ()) -> None:
         """Lay out a new run. The config comes last: a folder without it is not a run yet."""
         make_folder(self.checkpoints)
         remove_stray(self.path)
-        self.write_candidates(data)
+        self.write_candidates(data, corrected)
         atomic_write(self / "environment.json", json.dumps(environment(command), indent=1) + "\n")
         atomic_write(self / "metrics.jsonl", "")
         atomic_write(self / "config.yaml", config.to_yaml())
@@ -121,11 +125,14 @@ class RunFolder:
 
     # --- candidate sets ---------------------------------------------------------------------------------------
 
-    def write_candidates(self, data: Dataset) -> None:
-        """The drawn sets are part of the run: they are saved once and read back ever after."""
+    def write_candidates(self, data: Dataset, corrected: Sequence[int] = ()) -> None:
+        """The drawn sets are part of the run: they are saved once and read back ever after.
+
+        The rows whose sets were replaced by corrections are named, since there they differ from the source's own.
+        """
         arrays: dict[str, Any] = {
             "candidates": data.candidates, "classes": np.array(data.classes), "shape": np.array(data.shape),
-            "data": np.array(data.fingerprint()),
+            "data": np.array(data.fingerprint()), "corrected": np.array(corrected, np.int64),
         }  # fmt: skip
         if data.y is not None:
             arrays["y"] = data.y
@@ -136,7 +143,10 @@ class RunFolder:
     def read_candidates(self) -> dict[str, Any]:
         try:
             with np.load(self / "candidates.npz", allow_pickle=False) as archive:
-                return {name: archive[name] for name in ("candidates", "classes", "shape", "data", *archive.files)}
+                return {
+                    name: archive[name]
+                    for name in ("candidates", "classes", "shape", "data", "corrected", *archive.files)
+                }
         except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
             raise UserError(f"{self / 'candidates.npz'}: cannot be read ({error}); the run cannot be used") from None
 
@@ -151,9 +161,12 @@ class RunFolder:
             )
         if str(saved["data"]) != data.fingerprint():
             raise UserError(f"{self.path} was made from other data: x or the names of the classes have changed")
-        if data.candidates is not None and not np.array_equal(data.candidates, sets):
-            row = np.flatnonzero((data.candidates != sets).any(axis=1))[0]
-            raise UserError(f"{self.path} was made from other data: the candidate set of example {row} has changed")
+        if data.candidates is not None:
+            changed = (data.candidates != sets).any(axis=1)
+            changed[saved["corrected"]] = False
+            if changed.any():
+                row = int(changed.argmax())
+                raise UserError(f"{self.path} was made from other data: the candidate set of example {row} has changed")
         if (data.y is not None) != ("y" in saved) or (data.y is not None and not np.array_equal(data.y, saved["y"])):
             raise UserError(f"{self.path} was made from other data: the true labels (y) have changed")
         return replace(data, candidates=sets)
@@ -246,7 +259,7 @@ def load_run(
     config = folder.read_config()
     if needs_data:
         where = data_dir or (Path(config.data_dir) if config.data_dir else None)
-        data = folder.with_candidates(load(config.source, where))
+        data = folder.with_candidates(with_classes_of(load_data(config, where), config.candidates))
     else:
         data = folder.stand_in()
     session = build_session(config, data, device, trust_code=trust_code)
@@ -262,9 +275,14 @@ def load_run(
     return session
 
 
+def load_data(config: RunConfig, data_dir: Path | None = None, progress: Progress | None = None) -> Dataset:
+    """The data that a config names."""
+    return load(config.source, data_dir or (Path(config.data_dir) if config.data_dir else None), config.data, progress)
+
+
 def with_full_paths(config: RunConfig) -> RunConfig:
     """Name files so that the run can be repeated, resumed and used from any working folder."""
-    update: dict[str, Any] = {}
+    update: dict[str, Any] = {"data": config.data.with_full_paths(), "candidates": full_rule(config.candidates)}
     if config.source not in NAMED:
         update["source"] = os.path.abspath(config.source)
     if config.data_dir:

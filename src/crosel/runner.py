@@ -13,11 +13,12 @@ import torch
 
 from crosel.config import RunConfig
 from crosel.console import Console
-from crosel.data import Dataset, draw_candidates, load
-from crosel.errors import Interrupted
+from crosel.data import Dataset, draw_candidates, with_classes_of
+from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels, write_selection
 from crosel.report import write_report
-from crosel.run import RunFolder, command_line, with_full_paths
+from crosel.review.corrections import apply_corrections, read_corrections
+from crosel.run import RunFolder, command_line, load_data, with_full_paths
 from crosel.session import Session, build_session, resolve
 from crosel.train import fit
 
@@ -59,20 +60,24 @@ def train_run(
     resume: bool = False,
     console: Console | None = None,
     trust_code: bool = False,
+    corrections: Path | None = None,
 ) -> Session:
     """Train into a run folder; with `resume`, go on with the run that is there, if there is one.
 
-    `trust_code` lets a network named `module:factory` be imported.
+    `trust_code` lets a network named `module:factory` be imported. `corrections` is a file of known labels, as a review
+    leaves it: their examples get a candidate set of that one label.
     """
     console = console or Console(quiet=True)
     folder = RunFolder(out)
     try:
         with folder.locked():
             folder.check_can_hold(resume)
-            data = load(config.source, Path(config.data_dir) if config.data_dir else None)
+            data = load_data(config, progress=console.on_images)
+            for note in data.notes:
+                console.say(note)
             config = with_full_paths(resolve(config, data))
             with stop_signals() as stop:
-                session = _open(folder, config, data, device, console, trust_code)
+                session = _open(folder, config, data, device, console, trust_code, corrections)
                 if folder.is_done:
                     console.say(f"{out} is finished already")
                 else:
@@ -86,16 +91,27 @@ def train_run(
 
 
 def _open(
-    folder: RunFolder, config: RunConfig, data: Dataset, device: torch.device, console: Console, trust_code: bool
+    folder: RunFolder,
+    config: RunConfig,
+    data: Dataset,
+    device: torch.device,
+    console: Console,
+    trust_code: bool,
+    corrections: Path | None,
 ) -> Session:
     if not folder.exists:
         data = draw_candidates(data, config.candidates, config.seed)
+        known = read_corrections(corrections, data) if corrections else {}
+        data = apply_corrections(data, known)
         # Before anything is written: it may refuse the config.
         session = build_session(config, data, device, trust_code=trust_code)
-        folder.create(config, data, command_line())
+        folder.create(config, data, command_line(), corrected=sorted(known))
         return session
+    if corrections:
+        raise UserError(f"{folder.path} was begun with its own labels; to use corrections, choose another --out")
     folder.take_config(config)
-    session = build_session(config, folder.with_candidates(data), device, trust_code=trust_code)
+    data = folder.with_candidates(with_classes_of(data, config.candidates))
+    session = build_session(config, data, device, trust_code=trust_code)
     for line in folder.restore(session):
         console.say(line)
     return session

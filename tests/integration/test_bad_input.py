@@ -59,7 +59,7 @@ SETTINGS = {
     "train.epochs": "--set train.epochs: write NAME=VALUE",
     "=5": "--set =5: write NAME=VALUE",
     "network.name=smal-cnn": "unknown network 'smal-cnn' (did you mean 'small-cnn'?)",
-    "network.name=no_such_module:factory": "network 'no_such_module:factory' cannot be imported",
+    "network.name=no_such_module:factory": "network 'no_such_module:factory' is code outside crosel; add --trust-code",
 }
 
 

@@ -39,18 +39,24 @@ def read_cifar10(folder: Path) -> Dataset:
     )  # fmt: skip
 
 
-def read_cifar100(folder: Path) -> Dataset:
-    """Fine labels; the coarse ones become the superclass of each class."""
-    x, y, parts = _read(folder, ["train"], "fine_labels")
-    x_test, y_test, _ = _read(folder, ["test"], "fine_labels")
-    coarse = parts[0].get("coarse_labels")
-    y = as_labels(y, 100, f"{folder / 'train'}: fine_labels")
-    if coarse is None or len(coarse) != len(y):
-        raise UserError(f"{folder / 'train'}: no 'coarse_labels' as in the published file")
-    groups = np.zeros(100, dtype=int)
-    groups[y] = np.asarray(coarse)
+def read_cifar100(folder: Path, coarse: bool = False) -> Dataset:
+    """Fine labels, with the coarse ones as the superclass of each class; or the coarse labels as classes."""
+    kind = "coarse" if coarse else "fine"
+    x, y, parts = _read(folder, ["train"], f"{kind}_labels")
+    x_test, y_test, _ = _read(folder, ["test"], f"{kind}_labels")
+    hints: dict[str, Any] = {} if coarse else {"groups": _superclasses(folder, parts[0])}
     return make_dataset(
-        x, y=y, x_test=x_test, y_test=y_test, classes=_names(folder, "meta", "fine_label_names"),
-        place=str(folder), groups=tuple(int(g) for g in groups),
-        mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761),
+        x, y=y, x_test=x_test, y_test=y_test, classes=_names(folder, "meta", f"{kind}_label_names"),
+        place=str(folder), mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), **hints,
     )  # fmt: skip
+
+
+def _superclasses(folder: Path, part: dict[str, Any]) -> tuple[int, ...]:
+    place = folder / "train"
+    fine = as_labels(part["fine_labels"], 100, f"{place}: fine_labels")
+    coarse = part.get("coarse_labels")
+    if not isinstance(coarse, list) or len(coarse) != len(fine):
+        raise UserError(f"{place}: no 'coarse_labels' as in the published file")
+    groups = np.zeros(100, dtype=int)
+    groups[fine] = as_labels(coarse, 20, f"{place}: coarse_labels")
+    return tuple(int(group) for group in groups)

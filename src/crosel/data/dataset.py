@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.candidates import apply_rule, parse_rule
 from crosel.errors import UserError
 
 Array = NDArray[Any]
@@ -31,6 +30,11 @@ class Dataset:
     mean: tuple[float, ...] | None = None  # published per-channel normalisation; None: from the training data
     std: tuple[float, ...] | None = None
     flips: bool = True  # whether a mirrored image is still the same class
+    # Raw annotation, until a rule makes candidate sets of it, and what the annotators thought of each candidate.
+    votes: NDArray[np.int32] | None = None  # [n, k]: how many annotators chose the label
+    scores: NDArray[np.float32] | None = None  # [n, k]: a model's, of any scale
+    weights: NDArray[np.float32] | None = None  # [n, k]: 0 outside the candidate set
+    notes: tuple[str, ...] = ()  # what the reader left out, and why, for people to read
 
     @property
     def n(self) -> int:
@@ -75,7 +79,8 @@ def as_inputs(x: Any, place: str) -> Array:
             value = "NaN" if np.isnan(x.reshape(len(x), -1)[row, column]) else "an infinite value"
             raise UserError(f"{place}: {value} in row {row}, column {column}; fill it in or drop the row")
     if x.ndim == 2:
-        features: Array = x.astype(np.float32)
+        with np.errstate(over="ignore"):  # said below, with the place
+            features: Array = x.astype(np.float32)
         if not np.isfinite(features).all():
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise UserError(f"{place}: row {row}, column {column} is too large for single precision; rescale it")
@@ -124,6 +129,28 @@ def as_candidates(candidates: Any, place: str) -> NDArray[np.bool_]:
     return c
 
 
+def as_table(values: Any, n: int, k: int, dtype: Any, place: str, signed: bool = False) -> Array:
+    """Check a table [n, k] of votes, scores or weights."""
+    table = np.asarray(values)
+    if not (np.issubdtype(table.dtype, np.integer) or np.issubdtype(table.dtype, np.floating) or table.dtype == bool):
+        raise UserError(f"{place}: expected numbers, found {table.dtype}")
+    if table.shape != (n, k):
+        raise UserError(f"{place}: expected one row for each of {n} examples and one column for each of {k} classes, "
+                        f"got shape {table.shape}")  # fmt: skip
+    out: Array = table.astype(dtype)
+    wrong = ~np.isfinite(out) | (~np.isfinite(table) if np.issubdtype(table.dtype, np.floating) else False)
+    if np.issubdtype(out.dtype, np.integer):
+        wrong |= out != table
+    if not signed:
+        wrong |= table < 0
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        kind = "whole number" if np.issubdtype(out.dtype, np.integer) else "finite number"
+        least = "" if signed else " of 0 or more"
+        raise UserError(f"{place}: row {row}, column {column} is {table[row, column]}; expected a {kind}{least}")
+    return out
+
+
 def make_dataset(
     x: Any,
     candidates: Any = None,
@@ -133,20 +160,24 @@ def make_dataset(
     classes: Sequence[str] | int | None = None,
     ids: Sequence[str] | None = None,
     place: str = "data",
+    votes: Any = None,
+    scores: Any = None,
+    weights: Any = None,
     **hints: Any,
 ) -> Dataset:
     """Check everything and return a Dataset; `place` is named in errors. Readers end with this call."""
     inputs = as_inputs(x, f"{place}: x")
     sets = None if candidates is None else as_candidates(candidates, f"{place}: candidates")
-    if sets is None and y is None:
+    if sets is None and y is None and votes is None and scores is None:
         raise UserError(f"{place}: there are neither candidate sets ('candidates') nor labels ('y') to draw them for")
     if sets is not None and len(sets) != len(inputs):
         raise UserError(f"{place}: x has {len(inputs)} examples, but candidates has {len(sets)}")
     if classes is None:
-        classes = sets.shape[1] if sets is not None else int(as_labels(y, 2**31, f"{place}: y").max(initial=-1)) + 1
-        if classes == 0:
-            raise UserError(f"{place}: y: there are no labels")
+        classes = _count_classes(sets, votes, scores, y, place)
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
+    if len(set(names)) != len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise UserError(f"{place}: classes: {twice!r} stands there twice")
     if sets is not None and sets.shape[1] != len(names):
         raise UserError(f"{place}: candidates has {sets.shape[1]} columns for {len(names)} classes")
     truth = None if y is None else as_labels(y, len(names), f"{place}: y")
@@ -162,17 +193,43 @@ def make_dataset(
         raise UserError(f"{place}: x_test and y_test come together or not at all")
     if test is not None and test_truth is not None and len(test) != len(test_truth):
         raise UserError(f"{place}: x_test has {len(test)} examples, but y_test has {len(test_truth)}")
-    return Dataset(inputs, names, sets, truth, test, test_truth, None if ids is None else tuple(map(str, ids)), **hints)
+    tables: dict[str, Any] = {
+        name: as_table(table, len(inputs), len(names), dtype, f"{place}: {name}", signed=name == "scores")
+        for name, table, dtype in (
+            ("votes", votes, np.int32), ("scores", scores, np.float32), ("weights", weights, np.float32),
+        ) if table is not None
+    }  # fmt: skip
+    named = None if ids is None else tuple(map(str, ids))
+    return Dataset(inputs, names, sets, truth, test, test_truth, named, **tables, **hints)
 
 
-def draw_candidates(data: Dataset, rule: str | None, seed: int) -> Dataset:
-    """Return the data with candidate sets: its own, or drawn for its plain labels by a rule."""
-    if rule is None:
-        if data.candidates is None:
-            raise UserError("this data has plain labels; say how to draw candidate sets: --candidates uniform:q=0.3")
-        return data
-    parsed = parse_rule(rule)
-    if data.candidates is not None:
-        raise UserError(f"this data has its own candidate sets; leave out the rule '{rule}'")
-    assert data.y is not None
-    return replace(data, candidates=apply_rule(parsed, data.y, len(data.classes), seed, data.groups))
+def _count_classes(sets: Any, votes: Any, scores: Any, y: Any, place: str) -> int:
+    for table in (sets, votes, scores):
+        if table is not None and np.ndim(table) == 2:
+            return int(np.shape(table)[1])
+    if y is None:
+        raise UserError(f"{place}: votes and scores must be tables [n, k]")
+    count = int(as_labels(y, 2**31, f"{place}: y").max(initial=-1)) + 1
+    if count == 0:
+        raise UserError(f"{place}: y: there are no labels")
+    return count
+
+
+def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
+    """Move a share of the examples to the test set; the same ones for a seed, on every machine."""
+    if data.x_test is not None:
+        raise UserError("setting 'data.test_share': this data has a test set of its own")
+    if data.y is None:
+        raise UserError("setting 'data.test_share': a test set needs true labels, which this data does not have")
+    order = np.random.Philox(np.random.SeedSequence(seed)).random_raw(data.n).argsort(kind="stable")
+    count = round(share * data.n)
+    if not 0 < count < data.n:
+        raise UserError(f"setting 'data.test_share': {share:g} of {data.n} examples leaves nothing on one side")
+    test, train = np.sort(order[:count]), np.sort(order[count:])
+    tables = {name: getattr(data, name) for name in ("candidates", "votes", "scores", "weights")}
+    kept: dict[str, Any] = {name: None if table is None else table[train] for name, table in tables.items()}
+    return replace(
+        data, x=data.x[train], y=data.y[train], x_test=data.x[test], y_test=data.y[test],
+        ids=tuple(data.example_id(row) for row in train),
+        **kept,
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 
 from crosel.errors import UserError
 
@@ -38,6 +39,11 @@ def shown(value: object, limit: int = 60) -> str:
     """A value for an error message: quoted, on one line, not too long."""
     text = value if isinstance(value, str) else repr(value)
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def spoils_lines(text: str) -> bool:
+    """Whether a text holds line breaks, other control characters or half characters."""
+    return not text.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:

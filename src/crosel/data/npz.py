@@ -1,45 +1,135 @@
-"""Our own file: npz with x, candidates [n, k] bool or plain labels y, optional x_test, y_test, classes, ids."""
+"""Our own file: npz with x, candidates [n, k] bool or plain labels y, optional x_test, y_test, classes, ids.
+
+Raw annotation (votes, scores, weights [n, k]) and what is known of the images (groups, mean, std, flips) have their
+places too. Votes and scores may stand without x: their inputs are joined by id (`data.inputs`).
+"""
 
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.dataset import Dataset, as_labels, make_dataset
+from crosel.data.inputs import Inputs, join_inputs
+from crosel.data.limits import check_bytes, one_line
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
 
-FIELDS = ("x", "candidates", "y", "x_test", "y_test", "classes", "ids")
+FIELDS = (
+    "x", "candidates", "y", "x_test", "y_test", "classes", "ids", "votes", "scores", "weights", "groups", "mean", "std",
+    "flips",
+)  # fmt: skip
 
 
-def read_npz(path: Path) -> Dataset:
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an npz file, none of them objects (those are pickles: never from outside)."""
     try:
-        # Object arrays are pickles: never from outside.
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise UserError(f"{path}: this is a single array; an npz file with x and candidates is needed")
-        with loaded as archive:
+        with loaded as archive, zipfile.ZipFile(path) as members:
             unknown = [name for name in archive.files if name not in FIELDS]
             if unknown:
                 near = did_you_mean(unknown[0], FIELDS)
                 raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
-            arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        if isinstance(error, UserError | FileNotFoundError):
-            raise
-        raise UserError(f"{path}: not a readable npz file ({error})") from None
+            # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
+            check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
+            return {name: archive[name] for name in archive.files}
+    except (UserError, FileNotFoundError):
+        raise
+    except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
+        raise UserError(f"{path}: not a readable npz file ({one_line(error)})") from None
+
+
+def _names(arrays: dict[str, Any], name: str, path: Path) -> list[str] | None:
+    values = arrays.pop(name, None)
+    if values is None:
+        return None
+    if values.ndim != 1:
+        raise UserError(f"{path}: '{name}' must be one-dimensional, not of shape {values.shape}")
+    return [str(value) for value in values]
+
+
+def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What is known of the images: superclasses, normalisation, whether mirroring is harmless."""
+    out: dict[str, Any] = {}
+    for name, kind in (("groups", np.integer), ("mean", np.floating), ("std", np.floating)):
+        values = arrays.pop(name, None)
+        if values is not None:
+            if values.ndim != 1 or not np.issubdtype(values.dtype, kind) or not np.isfinite(values).all():
+                raise UserError(
+                    f"{path}: '{name}' must be a row of numbers, not {values.dtype} of shape {values.shape}"
+                )
+            out[name] = tuple(value.item() for value in values)
+    flips = arrays.pop("flips", None)
+    if flips is not None:
+        if flips.shape != () or flips.dtype != bool:
+            raise UserError(f"{path}: 'flips' must be one true or false")
+        out["flips"] = bool(flips)
+    return out
+
+
+def read_npz(path: Path, settings: DataSettings | None = None, progress: Progress | None = None) -> Dataset:
+    arrays = read_arrays(path)
+    classes, ids, hints = _names(arrays, "classes", path), _names(arrays, "ids", path), _hints(arrays, path)
+    if "x" not in arrays:
+        arrays = _with_inputs(arrays, classes, ids, path, settings, progress)
+    data = make_dataset(**arrays, classes=classes, ids=ids, place=str(path), **hints)
+    if data.groups is not None and len(data.groups) != len(data.classes):
+        raise UserError(f"{path}: 'groups' has {len(data.groups)} entries for {len(data.classes)} classes")
+    channels = data.shape[0]
+    for name, values in (("mean", data.mean), ("std", data.std)):
+        if values is not None and (len(values) != channels or (name == "std" and min(values) <= 0)):
+            raise UserError(f"{path}: '{name}' must have {channels} numbers{' above 0' if name == 'std' else ''}")
+    return data
+
+
+def _with_inputs(
+    arrays: dict[str, Any], classes: list[str] | None, ids: list[str] | None, path: Path,
+    settings: DataSettings | None, progress: Progress | None,
+) -> dict[str, Any]:  # fmt: skip
+    raw = arrays.get("votes", arrays.get("scores"))
+    if raw is None or settings is None or settings.inputs is None:
+        where = "; say where the inputs are: --set data.inputs=FILE" if raw is not None else ""
+        raise UserError(f"{path}: the array 'x' is missing{where}")
+    if raw.ndim != 2:
+        raise UserError(f"{path}: votes and scores must be tables [n, k], not of shape {raw.shape}")
+    names = ids or [str(row) for row in range(len(raw))]
+    joined = join_inputs(names, lambda row: f"{path}, row {row}", path, settings, progress)
+    vocabulary = Vocabulary((), classes or [str(i) for i in range(raw.shape[1])])
+    try:
+        if joined.labels is not None and "y" not in arrays:
+            arrays["y"] = [vocabulary[name] for name in joined.labels]
+        if joined.labels_test is not None and "y_test" not in arrays:
+            arrays["x_test"], arrays["y_test"] = joined.x_test, [vocabulary[name] for name in joined.labels_test]
+    except ValueError as error:
+        raise UserError(f"{settings.inputs}: label {error}") from None
+    return {**arrays, "x": joined.x}
+
+
+def read_npz_inputs(path: Path) -> Inputs:
+    """x with its ids; labels as names where both y and the classes are there."""
+    arrays = read_arrays(path)
     if "x" not in arrays:
         raise UserError(f"{path}: the array 'x' is missing")
-    classes = arrays.pop("classes", None)
-    ids = arrays.pop("ids", None)
-    for name, values in (("classes", classes), ("ids", ids)):
-        if values is not None and values.ndim != 1:
-            raise UserError(f"{path}: '{name}' must be one-dimensional, not of shape {values.shape}")
-    return make_dataset(
-        **arrays,
-        classes=None if classes is None else [str(c) for c in classes],
-        ids=None if ids is None else [str(i) for i in ids],
-        place=str(path),
-    )
+    classes, ids = _names(arrays, "classes", path), _names(arrays, "ids", path)
+    x = arrays["x"]
+    n = len(x) if x.ndim else 0
+    if ids is not None and len(ids) != n:
+        raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids")
+
+    def labels(name: str, count: int) -> tuple[str, ...] | None:
+        if name not in arrays:
+            return None
+        y = as_labels(arrays[name], len(classes) if classes else 2**31, f"{path}: {name}")
+        if len(y) != count:
+            raise UserError(f"{path}: {count} examples, but {name} has {len(y)}")
+        return tuple(classes[i] if classes else str(i) for i in y)
+
+    x_test = arrays.get("x_test")
+    y_test = None if x_test is None or not x_test.ndim else labels("y_test", len(x_test))
+    return Inputs(x, tuple(ids or map(str, range(n))), labels("y", n), x_test if y_test else None, y_test)

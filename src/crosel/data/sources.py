@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from crosel.data.dataset import Dataset
+from crosel.data.dataset import Dataset, hold_out
+from crosel.data.limits import one_line
+from crosel.data.settings import DataSettings, Progress
 from crosel.errors import UserError, did_you_mean
 
-FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "cifar100-coarse": "cifar-100-python"}
+ENDINGS = ".csv, .tsv, .jsonl, .json (Label Studio), .npz, .mat or a folder for each class"
 
 
 def _digits(data_dir: Path | None) -> Dataset:
@@ -24,29 +27,88 @@ def _cifar(name: str) -> Callable[[Path | None], Dataset]:
         folder = (data_dir or Path()) / FOLDERS[name]
         if not folder.is_dir():
             raise UserError(f"{folder} is not there; say where the published files are: --data DIR")
-        return (cifar.read_cifar10 if name == "cifar10" else cifar.read_cifar100)(folder)
+        if name == "cifar10":
+            return cifar.read_cifar10(folder)
+        return cifar.read_cifar100(folder, coarse=name == "cifar100-coarse")
 
     return read
+
+
+def _svhn(data_dir: Path | None) -> Dataset:
+    from crosel.data.matfile import read_svhn
+
+    train, test = ((data_dir or Path()) / f"{part}_32x32.mat" for part in ("train", "test"))
+    for path in (train, test):
+        if not path.is_file():
+            raise UserError(f"{path} is not there; say where the published files are: --data DIR")
+    return read_svhn(train, test)
 
 
 NAMED: dict[str, Callable[[Path | None], Dataset]] = {
     "digits": _digits,
     "cifar10": _cifar("cifar10"),
     "cifar100": _cifar("cifar100"),
+    "cifar100-coarse": _cifar("cifar100-coarse"),
+    "svhn": _svhn,
 }
 
 
-def load(source: str, data_dir: Path | None = None) -> Dataset:
-    """Read a named dataset, or a file by its ending."""
-    if source in NAMED:
-        return NAMED[source](data_dir)
+def load(
+    source: str,
+    data_dir: Path | None = None,
+    settings: DataSettings | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Read a named dataset, or a file or folder by what it is; bad input is a UserError, always."""
+    settings = settings or DataSettings()
+    try:
+        data = NAMED[source](data_dir) if source in NAMED else _read(source, settings, progress)
+        return hold_out(data, settings.test_share, settings.split_seed) if settings.test_share else data
+    except OSError as error:
+        what = error.strerror or one_line(error)
+        raise UserError(f"{error.filename or source}: {what[:1].lower()}{what[1:]}") from None
+    except MemoryError:
+        raise UserError(f"{source}: too large for the memory of this machine") from None
+
+
+def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dataset:
     path = Path(source)
-    if not path.exists():
+    if "\0" in source or not path.exists():
         raise UserError(
             f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"
         )
-    if path.suffix == ".npz":
+    if path.is_dir():
+        return _read_folder(path, settings, progress)
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
         from crosel.data.npz import read_npz
 
-        return read_npz(path)
-    raise UserError(f"{path}: cannot read '{path.suffix or 'a folder'}'; give an npz file or one of {', '.join(NAMED)}")
+        return read_npz(path, settings, progress)
+    if suffix in (".csv", ".tsv"):
+        from crosel.data.csvfile import read_csv
+
+        return read_csv(path, settings, progress)
+    if suffix in (".jsonl", ".ndjson"):
+        from crosel.data.jsonl import read_jsonl
+
+        return read_jsonl(path, settings, progress)
+    if suffix == ".json":
+        from crosel.data.labelstudio import read_label_studio
+
+        return read_label_studio(path, settings, progress)
+    if suffix == ".mat":
+        from crosel.data.matfile import read_mat
+
+        return read_mat(path)
+    raise UserError(f"{path}: cannot read '{path.suffix}'; give {ENDINGS}, or one of {', '.join(NAMED)}")
+
+
+def _read_folder(path: Path, settings: DataSettings, progress: Progress | None) -> Dataset:
+    from crosel.data import cifar
+    from crosel.data.folder import read_folder
+
+    if (path / "data_batch_1").is_file():
+        return cifar.read_cifar10(path)
+    if (path / "train").is_file() and (path / "meta").is_file():
+        return cifar.read_cifar100(path)
+    return read_folder(path, settings, progress)

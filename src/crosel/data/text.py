@@ -65,8 +65,7 @@ class CsvFile:
         try:
             return next(self._reader, None)
         except csv.Error as error:
-            place = f"{self.path}, line {self._end + 1}, column {len(getattr(self, 'header', ())) or 1}"
-            raise UserError(f"{place}: not a valid csv row ({one_line(error)})") from None
+            raise UserError(f"{self.path}, line {self._end + 1}: not a valid csv row ({one_line(error)})") from None
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         width, reader = len(self.header), self._reader

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.limits import check_bytes, shown
+from crosel.data.limits import check_bytes, shown, spoils_lines
 from crosel.errors import UserError, did_you_mean
 
 MAX_NAME = 1000
@@ -25,7 +25,8 @@ def label_name(value: Any) -> str:
         raise ValueError("an empty label")
     if len(name) > MAX_NAME:
         raise ValueError(f"a label of {len(name)} characters; at most {MAX_NAME} are allowed")
-    if not name.isprintable():  # line breaks and half characters would spoil what is written later
+    # Line breaks and half characters would spoil what is written later.
+    if spoils_lines(name):
         raise ValueError(f"label {shown(name)} holds a character that cannot be printed")
     return name
 

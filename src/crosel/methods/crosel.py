@@ -28,6 +28,10 @@ Where paper and released code part, and what we do:
 * The bank sees every un-augmented example in evaluation mode after every epoch.
 * λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
+
+Beyond the paper, off by default: `outside`, for sets that may miss the truth. An example that all networks are stable
+and confident about (β2, β3), with one same label outside S, is dropped, or taken with that label (`outside_labels`).
+Either way it leaves co-mix, whose targets lie in S and would be wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.bank import MemoryBank
+from crosel.bank import MemoryBank, label_is_candidate
 from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy
 from crosel.methods.base import (
@@ -108,6 +112,12 @@ def ramp(start: float | None, end: float, progress: float) -> float:
     return end if start is None else start + (end - start) * min(1.0, max(0.0, progress))
 
 
+def outside_labels(stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
+    """Where all networks are stable and confident ([v, n]) about one same label ([v, n]) that is not in S: bool [n]."""
+    agreed = stable.all(dim=0) & (labels == labels[0]).all(dim=0) & (labels[0] >= 0)
+    return agreed & ~label_is_candidate(labels[0].long(), candidates)
+
+
 class CroSelSettings(MethodSettings):
     name: Literal["crosel"] = "crosel"
     networks: Literal[1, 2] = Field(2, description="two select for each other; one selects for itself")
@@ -129,6 +139,10 @@ class CroSelSettings(MethodSettings):
     temperature_start: float | None = Field(None, gt=0, description="T when selection begins")
     lambda_cr_start: float | None = Field(None, ge=0, description="λ_cr when selection begins")
     gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins")
+    outside: Literal["keep", "drop", "take"] = Field(
+        "keep", description="examples whose set seems to miss the truth: as the rest, left out, or with the new label"
+    )
+    outside_gamma: float | None = Field(None, ge=0, le=1, description="confidence that `outside` asks for; default γ")
 
 
 @register
@@ -145,6 +159,7 @@ class CroSel(Method):
     lambda_d: Tensor
     temperature: Tensor
     gamma_used: Tensor
+    outside: Tensor  # bool [n]; only where the setting is not "keep"
 
     def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network, networks=settings.networks)
@@ -163,6 +178,8 @@ class CroSel(Method):
         self.register_buffer("lambda_d", torch.zeros(()), persistent=False)
         self.register_buffer("temperature", torch.ones(()), persistent=False)
         self.register_buffer("gamma_used", torch.tensor(settings.gamma))
+        if settings.outside != "keep":  # else checkpoints stay as they were
+            self.register_buffer("outside", torch.zeros(problem.n, dtype=torch.bool))
         self._watching = False
 
     def teacher(self, network: int) -> int:
@@ -177,9 +194,18 @@ class CroSel(Method):
         self.phase = "warm-up" if epoch <= self.warmup else "selection"
         progress = self._progress(epoch)
         lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, progress) if s.scope != "none" else 0.0
-        share = float(self.selected.float().mean()) if s.dynamic_lambda else 0.0
+        share = self._selected_share() if s.dynamic_lambda else 0.0
         self.lambda_d.fill_(dynamic_weight(share, lambda_cr) if self.phase == "selection" else 0.0)
         self.temperature.fill_(ramp(s.temperature_start, s.temperature, progress))
+
+    def _selected_share(self) -> float:
+        """r_s. What is taken counts as selected; what is dropped does not count at all."""
+        if self.settings.outside == "keep":
+            return float(self.selected.float().mean())
+        if self.settings.outside == "take":
+            return float((self.selected | self.outside).float().mean())
+        left = self.selected[:, ~self.outside]
+        return float(left.float().mean()) if left.numel() else 0.0
 
     def streams(self) -> dict[str, Stream]:
         s, streams = self.settings, {}
@@ -188,13 +214,16 @@ class CroSel(Method):
                 streams[f"all_{v}"] = Stream((s.warmup_view,))
                 continue
             mask = self.selected[self.teacher(v)]
-            chosen, rest = mask.nonzero().squeeze(1), (~mask).nonzero().squeeze(1)
+            mixed = ~mask if s.scope == "unselected" else None  # None: all examples
+            if s.outside != "keep":
+                mask = mask | self.outside if s.outside == "take" else mask & ~self.outside
+                mixed = ~self.outside if mixed is None else mixed & ~self.outside
+            chosen = mask.nonzero().squeeze(1)
             if len(chosen):
                 streams[f"selected_{v}"] = Stream((s.selected_view,), pool=chosen)
-            if s.scope == "all":
-                streams[f"all_{v}"] = Stream(("weak", "strong"))
-            elif s.scope == "unselected" and len(rest):
-                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=rest)
+            pool = None if mixed is None else mixed.nonzero().squeeze(1)
+            if s.scope != "none" and (pool is None or len(pool)):
+                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=pool)
         return streams
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
@@ -253,18 +282,28 @@ class CroSel(Method):
         for v, bank in enumerate(self.banks):
             chosen = bank.select(self.candidates, gamma, s.criteria)
             self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
+        if s.outside != "keep":
+            self.outside.copy_(outside_labels(self._stable(), self.labels, self.candidates))
+
+    def _stable(self) -> Tensor:
+        """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n]."""
+        gamma = self.gamma_used
+        if self.settings.outside_gamma is not None:
+            gamma = gamma.clamp(max=self.settings.outside_gamma)  # never above γ: what is selected is stable, too
+        return torch.stack([bank.select(self.candidates, gamma, (2, 3)).mask for bank in self.banks])
 
     def metrics(self) -> dict[str, float]:
         shares = self.selected.float().mean(dim=1).tolist()
         out = {"lambda_d": float(self.lambda_d), "selection_ratio": sum(shares) / len(shares)}
         if len(shares) > 1:
             out |= {f"selection_ratio_{v + 1}": share for v, share in enumerate(shares)}
+        if self.settings.outside != "keep":
+            out["outside_ratio"] = float(self.outside.float().mean())
         return out
 
     def combine(self, outputs: Tensor) -> Tensor:
         return average_outputs(outputs, self.settings.average)
 
     def training_labels(self) -> TrainingLabels:
-        stable = [bank.select(self.candidates, self.gamma_used, (2, 3)).mask for bank in self.banks]
         confidence = torch.stack([bank.confidence.mean(dim=0) for bank in self.banks])
-        return TrainingLabels(self.labels.long(), confidence, torch.stack(stable), self.selected)
+        return TrainingLabels(self.labels.long(), confidence, self._stable(), self.selected)

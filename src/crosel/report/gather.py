@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.config import RunConfig
-from crosel.data import Dataset, load
+from crosel.data import Dataset, with_classes_of
 from crosel.errors import UserError
 from crosel.methods.base import find_method
-from crosel.run import RunFolder
+from crosel.run import RunFolder, load_data
 from crosel.train import Row
 
 
@@ -146,7 +146,7 @@ def training_images(run: RunData, data: Dataset | None) -> NDArray[np.uint8] | N
     """The training images [n, c, h, w] for thumbnails, where they can still be had."""
     if data is None:
         try:
-            data = load(run.config.source, Path(run.config.data_dir) if run.config.data_dir else None)
+            data = with_classes_of(load_data(run.config), run.config.candidates)
         except (UserError, OSError):  # moved or deleted since: the report goes without pictures
             return None
     return data.x if data.is_image and data.fingerprint() == run.fingerprint else None

@@ -1,0 +1,100 @@
+"""How fast the readers are: CIFAR-10 from its files, a csv of features, small JPEGs.
+
+    python benchmarks/readers.py --data DIR --out results/readers.json
+
+DIR holds cifar-10-batches-py; without it that part is left out. Everything else is made in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from crosel.data import DataSettings, load
+from crosel.data.images import workers
+from crosel.files import atomic_write
+
+
+def timed(source: Path | str, data_dir: Path | None = None, **settings: Any) -> tuple[float, int]:
+    """Seconds of the better of two readings, so that a cold disk is not what is measured."""
+    best, n = float("inf"), 0
+    for _ in range(2):
+        start = time.perf_counter()
+        n = load(str(source), data_dir, DataSettings(**settings)).n
+        best = min(best, time.perf_counter() - start)
+    return best, n
+
+
+def features_csv(path: Path, rows: int, features: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, features))
+    labels = rng.integers(0, 10, (rows, 2))
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write("id,candidates,label," + ",".join(f"f{i}" for i in range(features)) + "\n")
+        for i, (a, b) in enumerate(labels):
+            names = f"c{a}|c{b}" if a != b else f"c{a}"
+            stream.write(f"{i},{names},c{a}," + ",".join(map("{:.6f}".format, x[i])) + "\n")
+
+
+def image_folder(folder: Path, count: int, side: int) -> None:
+    rng = np.random.default_rng(0)
+    for label in range(10):
+        (folder / f"class{label}").mkdir(parents=True)
+    for i in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        coarse.resize((side, side)).save(folder / f"class{i % 10}" / f"{i}.jpg", quality=90)
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--side", type=int, default=32)
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]), "commit": commit(), "cores": workers(),
+        "processor": platform.processor() or platform.machine(), "python": platform.python_version(),
+        "numpy": np.__version__, "load_average": round(os.getloadavg()[0], 2),
+    }  # fmt: skip
+    if args.data is not None and (args.data / "cifar-10-batches-py").is_dir():
+        seconds, _ = timed("cifar10", args.data)
+        result["cifar10_seconds"] = round(seconds, 3)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        features_csv(folder / "rows.csv", 50_000, 64)
+        seconds, n = timed(folder / "rows.csv")
+        result["csv_50000_rows_64_features_seconds"] = round(seconds, 3)
+        assert n == 50_000
+        image_folder(folder / "images", args.images, args.side)
+        seconds, n = timed(folder / "images", cache=False)
+        assert n == args.images
+        result[f"jpeg_{args.side}px_images_per_second"] = round(n / seconds)
+        timed(folder / "images")
+        seconds, n = timed(folder / "images")
+        result[f"jpeg_{args.side}px_cached_seconds"] = round(seconds, 3)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(args.out, text + "\n")
+
+
+if __name__ == "__main__":
+    main()

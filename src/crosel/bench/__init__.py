@@ -1,0 +1,144 @@
+"""Many runs: a suite of cells, each a run folder. What is done is skipped, what broke is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from shlex import join
+
+from crosel.bench.board import Board
+from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
+from crosel.bench.local import run_local
+from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites
+from crosel.errors import Interrupted, UserError, did_you_mean
+from crosel.files import make_folder
+from crosel.runner import stop_signals
+
+__all__ = [
+    "EXECUTORS", "Cell", "CellResult", "Executor", "Options", "Suite", "bench_command", "expand",
+    "failure_lines", "list_lines", "parse_suite", "read_suite", "run_cell", "run_cells", "run_suite", "suite_lines",
+    "suites",
+]  # fmt: skip
+
+EXECUTORS: dict[str, Executor] = {"local": run_local}
+
+
+def run_suite(
+    suite: str | Suite,
+    out: Path,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    on: str = "local",
+    data_dir: Path | None = None,
+    settings: Iterable[str] = (),
+    quiet: bool = True,
+) -> list[CellResult]:
+    """Run all cells of a suite into `out`, and say how each ended; a failing cell does not stop the others.
+
+    Raises Interrupted on Ctrl-C or SIGTERM, when every run under way has saved its state.
+    """
+    suite = read_suite(suite) if isinstance(suite, str) else suite
+    cells = expand(suite, seeds, data_dir, settings)
+    options = Options(out, device, jobs)
+    board = Board(cells, options, quiet=quiet)
+    board.say(f"{suite.title}: {len(cells)} cells into {out}")
+    return run_cells(cells, options, find_executor(on), board)
+
+
+def find_executor(on: str) -> Executor:
+    if on not in EXECUTORS:
+        raise UserError(
+            f"--on {on}: there is no such place{did_you_mean(on, EXECUTORS)}; there are {', '.join(EXECUTORS)}"
+        )
+    return EXECUTORS[on]
+
+
+def run_cells(cells: Sequence[Cell], options: Options, execute: Executor, board: Board) -> list[CellResult]:
+    """Skip what is done, give the rest to the executor, and return results in the order of the cells."""
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: at least one run at a time")
+    make_folder(options.out)
+    results: dict[str, CellResult] = {}
+    todo = []
+    with stop_signals() as stop:
+        try:
+            for cell in cells:
+                result = standing(cell, options.folder(cell))
+                if result is None:
+                    todo.append(cell)
+                else:
+                    results[cell.name] = result
+                    board.finished(result)
+            with closing(execute(todo, options, board, stop)) as ended:  # whatever happens here, it cleans up
+                for result in ended:
+                    results[result.cell.name] = result
+                    board.finished(result)
+        finally:
+            board.close()
+        if stop():
+            done = sum(result.status in ("done", "skipped") for result in results.values())
+            raise Interrupted(f"stopped with {done} of {len(cells)} cells done; the same command goes on")
+    return [results[cell.name] for cell in cells]
+
+
+def failure_lines(results: Iterable[CellResult]) -> list[str]:
+    """A line for each cell that failed, with the last thing it said."""
+    return [f"{result.cell.name}: {result.line or 'no word'}" for result in results if result.status == "failed"]
+
+
+def list_lines(cells: Sequence[Cell], out: Path | None = None) -> list[str]:
+    """A line for each cell: where it stands in `out`, its name, and the command that is this cell alone."""
+    return [
+        f"{f'{_state(cell, out / cell.name):<6} ' if out else ''}{cell.name}: crosel train {join(cell.arguments)}"
+        for cell in cells
+    ]
+
+
+def _state(cell: Cell, folder: Path) -> str:
+    result = standing(cell, folder)
+    if result is None:
+        return "begun" if (folder / "config.yaml").is_file() else "new"
+    return "done" if result.status == "skipped" else result.status
+
+
+def suite_lines() -> list[str]:
+    """A line for each suite that comes with the package."""
+    found = {name: read_suite(name) for name in suites()}
+    width = max(map(len, found))
+    return [f"{name:<{width}}  {suite.title} ({suite.size} cells)" for name, suite in found.items()]
+
+
+def bench_command(
+    name: str,
+    out: Path | None,
+    on: str,
+    seeds: int | None,
+    jobs: int,
+    settings: Sequence[str],
+    data_dir: Path | None,
+    only_list: bool,
+    device: str,
+    echo: Callable[[str], object],
+) -> bool:
+    """What `crosel bench` does; False if a cell failed."""
+    if name == "list":
+        for line in suite_lines():
+            echo(line)
+        return True
+    suite = read_suite(name)
+    out = out or Path("bench") / suite.name
+    if only_list:
+        for line in list_lines(expand(suite, seeds, data_dir, settings), out):
+            echo(line)
+        return True
+    results = run_suite(
+        suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings, quiet=False
+    )
+    failures = failure_lines(results)
+    echo(f"{len(results) - len(failures)} of {len(results)} cells done; tables: crosel tables {out}")
+    for line in failures:
+        echo(f"failed: {line}")
+    return not failures

@@ -1,0 +1,99 @@
+"""What a person sees of a bench: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from crosel.bench.cells import CellResult, Options, last_row
+from crosel.bench.suite import Cell
+from crosel.console import percent
+from crosel.report.tables import duration
+
+
+def figures(row: Mapping[str, Any]) -> str:
+    """What matters of a line of metrics."""
+    shown = (("test_accuracy", "accuracy"), ("selection_ratio", "S-ratio"), ("oracle_selection_accuracy", "S-acc"))
+    return "  ".join(f"{name} {percent(row[key])}" for key, name in shown if isinstance(row.get(key), float))
+
+
+class Board:
+    """Shows cells as they begin, go on and end. `quiet` silences it."""
+
+    def __init__(
+        self, cells: Sequence[Cell], options: Options, stream: TextIO | None = None, quiet: bool = False
+    ) -> None:
+        self.options = options
+        self.stream = stream or sys.stderr
+        self.quiet = quiet
+        self.live = not quiet and self.stream.isatty()
+        self.total = len(cells)
+        self.width = max((len(cell.name) for cell in cells), default=0)
+        self.ended: Counter[str] = Counter()
+        self.running: dict[str, tuple[Cell, float]] = {}
+        self._drawn = 0  # lines of the live table on the screen
+
+    def started(self, cell: Cell) -> None:
+        self.running[cell.name] = (cell, time.monotonic())
+        if self.live:
+            self.tick()
+        else:
+            self.say(f"{'start':<8} {cell.name}")
+
+    def finished(self, result: CellResult) -> None:
+        self.running.pop(result.cell.name, None)
+        self.ended[result.status] += 1
+        number = f"{sum(self.ended.values()):>{len(str(self.total))}}/{self.total}"
+        rest = result.line if result.status == "failed" else figures(result.row)
+        took = duration(result.seconds) if result.seconds else ""
+        parts = (f"{result.status:<8} {result.cell.name:<{self.width}}", number, rest, took)
+        self.say("  ".join(part for part in parts if part))
+        self.tick()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self._erase()
+            self.stream.write(text + "\n")
+            self.stream.flush()
+
+    def tick(self) -> None:
+        """Draw the live table anew."""
+        if not self.live:
+            return
+        size = shutil.get_terminal_size()
+        # What wraps or scrolls out of sight could not be taken away again.
+        running = self._running_lines()[: max(0, size.lines - 2)]
+        lines = [line[: size.columns - 1] for line in (*running, self.summary())]
+        self._erase()
+        self.stream.write("\n".join(lines) + "\n")
+        self.stream.flush()
+        self._drawn = len(lines)
+
+    def close(self) -> None:
+        self._erase()
+        if not self.quiet:
+            self.stream.flush()
+
+    def summary(self) -> str:
+        counts = [f"{self.ended[name]} {name}" for name in ("done", "skipped", "failed", "stopped") if self.ended[name]]
+        waiting = self.total - sum(self.ended.values()) - len(self.running)
+        counts += [f"{n} {name}" for n, name in ((len(self.running), "running"), (waiting, "waiting")) if n]
+        return f"{self.total} cells: {', '.join(counts)}"
+
+    def _running_lines(self) -> list[str]:
+        lines = []
+        for cell, since in self.running.values():
+            row = last_row(self.options.folder(cell))
+            epoch = f"epoch {row.get('epoch', 0)}/{cell.config.train.epochs}"
+            parts = (f"{'running':<8} {cell.name:<{self.width}}", epoch, figures(row))
+            lines.append("  ".join(part for part in (*parts, duration(time.monotonic() - since)) if part))
+        return lines
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self.stream.write(f"\033[{self._drawn}A\r\033[J")  # up to where the table began, and empty from there
+            self._drawn = 0

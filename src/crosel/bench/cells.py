@@ -1,0 +1,118 @@
+"""What an executor is given and gives back: where cells stand, and how a single one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from crosel.bench.suite import Cell
+from crosel.errors import Diverged, Interrupted, UserError
+from crosel.run import FREE_TO_CHANGE, RunFolder
+
+Status = Literal["done", "skipped", "failed", "stopped"]
+LOGS = "logs"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """How a cell ended. `line` is the last thing it said; `row` the last line of its metrics."""
+
+    cell: Cell
+    folder: Path
+    status: Status
+    line: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0  # of this call, not of the whole run
+
+
+@dataclass(frozen=True)
+class Options:
+    """How cells are run, whoever runs them."""
+
+    out: Path
+    device: str = "auto"
+    jobs: int = 1
+
+    def folder(self, cell: Cell) -> Path:
+        return self.out / cell.name
+
+
+class Watcher(Protocol):
+    """Whoever wants to see cells begin and end; `tick` comes about every second in between."""
+
+    def started(self, cell: Cell) -> None: ...
+    def tick(self) -> None: ...
+
+
+# Runs cells and yields each result as it comes. It looks at the last argument often; once that says True, it lets
+# every run under way save its state, and yields those as stopped. Closed early, it leaves nothing running.
+Executor = Callable[[Sequence[Cell], Options, Watcher, Callable[[], bool]], Generator[CellResult, None, None]]
+
+
+def standing(cell: Cell, folder: Path) -> CellResult | None:
+    """The result of a cell that needs no run: done before, or in the way of it a run with other settings."""
+    run = RunFolder(folder)
+    if not run.exists or not run.is_done:
+        return None
+    try:
+        changed = asked_otherwise(cell, run)
+    except UserError as error:
+        return CellResult(cell, folder, "failed", str(error))
+    if changed:
+        name, was, now = changed
+        return CellResult(
+            cell, folder, "failed", f"a finished run with other settings is here: {name} was {was!r}, now {now!r}"
+        )
+    return CellResult(cell, folder, "skipped", row=last_row(folder))
+
+
+def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
+    """The first setting in which a run there differs from what the cell asks; what the data decide is left out."""
+    was = flat(run.read_config().model_dump(mode="json"))
+    now = flat(cell.config.model_dump(mode="json"))
+    free = {*FREE_TO_CHANGE, "source"}  # a file is noted with its full path; its name is in the cell's own
+    if "flip" not in cell.config.augment.model_fields_set:
+        free.add("augment.flip")
+    if cell.config.network.name == type(cell.config.network)().name:
+        free.add("network.name")
+    for name in sorted((was.keys() | now.keys()) - free):
+        if was.get(name) != now.get(name):
+            return name, was.get(name), now.get(name)
+    return None
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def last_row(folder: Path) -> Mapping[str, Any]:
+    rows = RunFolder(folder).read_metrics()
+    return rows[-1] if rows else {}
+
+
+def run_cell(cell: Cell, folder: Path, device: str = "auto") -> CellResult:
+    """Run or resume one cell in this process; errors become a result. This is the body of a task on a cluster."""
+    from crosel.runner import train_run
+    from crosel.session import pick_device
+
+    status: Status = "failed"
+    line = ""
+    try:
+        train_run(cell.config, folder, pick_device(device), resume=True)
+        status = "done"
+    except Interrupted as stopped:
+        status, line = "stopped", str(stopped)
+    except (UserError, Diverged) as error:
+        line = str(error)
+    except Exception as error:  # whatever it is, the other cells go on
+        line = f"{type(error).__name__}: {error}"
+    return CellResult(cell, folder, status, line, last_row(folder))

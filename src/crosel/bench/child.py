@@ -1,0 +1,32 @@
+"""A cell in a process of its own: `python -m crosel.bench.child PARENT train …` is `crosel train …`, but it stops,
+and saves its state, when the bench that started it is gone. A killed bench must not leave runs behind that nobody
+knows of and that hold their folders when it is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+
+def stop_without(parent: int) -> None:
+    """Send ourselves SIGTERM once our parent is another process (the system's first, as a rule)."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    parent = int(sys.argv[1])
+    # The command noted in the run folder is the one a person would type.
+    sys.argv = ["crosel", *sys.argv[2:]]
+    threading.Thread(target=stop_without, args=(parent,), daemon=True).start()
+    from crosel.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Suites: a YAML file with a common base and a grid of settings becomes cells, each of them one run.
+
+    title: CC and CroSel on digits
+    seeds: 3                                  # 0, 1, 2; or a list
+    base: {source: digits, preset: demo/digits, candidates: "uniform:q=0.3"}
+    grid:
+      method: [cc, crosel]                    # a setting and its values …
+      weight:                                 # … or named choices, each with several settings
+        low: {method.lambda_cr: 1}
+        fixed: {method.lambda_cr: 4, method.dynamic_lambda: false}
+
+`parts` (a list of further base and grid, over the common ones) joins grids that do not multiply. A preset may name
+`{source}` and `{method}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from crosel.config import RunConfig, build_config, read_yaml
+from crosel.errors import UserError, did_you_mean
+
+Settings = dict[str, Any]  # dotted names and their values
+_SUITE_KEYS = ("title", "seeds", "base", "grid", "parts")
+_PART_KEYS = ("base", "grid")
+# What `crosel train` has a flag for, and what is therefore no `--set`.
+_FLAGS = ("source", "preset", "candidates", "method")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis of the grid: how it is called in a folder's name (if at all), and what it sets."""
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    base: Mapping[str, Any]
+    axes: tuple[tuple[Choice, ...], ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    title: str
+    seeds: tuple[int, ...]
+    parts: tuple[Part, ...]
+    place: str = ""  # what to call it in an error: the file, or the name of one that comes with crosel
+
+    @property
+    def size(self) -> int:
+        """How many cells it has."""
+        return len(self.seeds) * sum(math.prod(map(len, part.axes)) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a suite. `arguments` are those of `crosel train`, without where and on what it runs."""
+
+    name: str
+    arguments: tuple[str, ...]
+    config: RunConfig
+
+
+def suites() -> dict[str, Any]:
+    """Names and files of the suites that come with the package."""
+    root = resources.files("crosel") / "suites"
+    files = sorted((file for file in root.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    return {file.name.removesuffix(".yaml"): file for file in files}
+
+
+def read_suite(name: str) -> Suite:
+    """Read a suite by its name, or from a YAML file."""
+    known = suites()
+    if name in known:
+        content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+        return parse_suite(content, name, f"suite '{name}'")
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+        raise UserError(
+            f"unknown suite '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}, or give a YAML file"
+        )
+    return parse_suite(read_yaml(path), path.stem, str(path))
+
+
+def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
+    """Check the shape of a suite. Whether its settings are good ones is found when it is expanded."""
+    _check_keys(content, _SUITE_KEYS, place, "")
+    base, axes = _flat(content.get("base", {}), place, "base"), _axes(content.get("grid", {}), place, "grid")
+    listed = content.get("parts")
+    if listed is None:
+        parts = [Part(base, axes)]
+    elif not isinstance(listed, list) or not listed:
+        raise UserError(f"{place}: 'parts' is a list of parts, each with a base or a grid")
+    else:
+        parts = []
+        for number, part in enumerate(listed, 1):
+            where = f"parts, item {number}"
+            if not isinstance(part, Mapping):
+                raise UserError(f"{place}: {where} needs a base or a grid")
+            _check_keys(part, _PART_KEYS, place, f"{where}: ")
+            more = _flat(part.get("base", {}), place, f"{where}, base")
+            parts.append(Part({**base, **more}, axes + _axes(part.get("grid", {}), place, f"{where}, grid")))
+    return Suite(name, str(content.get("title", name)), _seeds(content.get("seeds", 1), place), tuple(parts), place)
+
+
+def expand(
+    suite: Suite, seeds: int | Sequence[int] | None = None, data_dir: Path | None = None, settings: Iterable[str] = ()
+) -> list[Cell]:
+    """All cells of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says."""
+    chosen = suite.seeds if seeds is None else _seeds(seeds, "seeds")
+    extra = tuple(settings)
+    cells: dict[str, Cell] = {}
+    runs: dict[str, str] = {}  # configs, and the cells that have them
+    for part in suite.parts:
+        for choices in product(*part.axes):
+            tree: Settings = dict(part.base)
+            for choice in choices:
+                tree.update(choice.settings)
+            labels = [choice.label for choice in choices if choice.label]
+            for seed in chosen:
+                cell = _cell(suite.place, tree, labels, seed, data_dir, extra)
+                if cell.name in cells:
+                    raise UserError(
+                        f"{suite.place}: two cells are called {cell.name}; what tells them apart must be in a grid"
+                    )
+                twin = runs.setdefault(cell.config.model_dump_json(), cell.name)
+                if twin != cell.name:
+                    raise UserError(f"{suite.place}: {twin} and {cell.name} are the same run{_overridden(extra)}")
+                cells[cell.name] = cell
+    return list(cells.values())
+
+
+def _cell(
+    place: str, tree: Settings, labels: list[str], seed: int, data_dir: Path | None, extra: tuple[str, ...]
+) -> Cell:
+    source, method = tree.get("source"), tree.get("method", "crosel")
+    if not isinstance(source, str):
+        raise UserError(f"{place}: 'source' is missing in base: say what to train on, as in source: digits")
+    preset = tree.get("preset")
+    if preset is not None:
+        preset = str(preset).replace("{source}", source).replace("{method}", str(method))
+    rule = tree.get("candidates")
+    name = cell_name(source, rule, str(method), labels, seed)
+    sets = [f"{key}={_text(value)}" for key, value in tree.items() if key not in _FLAGS] + list(extra)
+    values = {
+        "source": source, "candidates": rule, "seed": seed, "data_dir": str(data_dir) if data_dir else None,
+        "method": {"name": method},
+    }  # fmt: skip
+    try:
+        config = build_config(preset=preset, values=values, settings=sets)
+    except UserError as error:
+        raise UserError(f"{place}, cell {name}: {error}") from None
+    arguments = [source, "--method", str(method)]
+    for flag, value in (("--preset", preset), ("--candidates", rule), ("--data", data_dir)):
+        arguments += [flag, str(value)] if value is not None else []
+    arguments += ["--seed", str(seed), *(part for item in sets for part in ("--set", item))]
+    return Cell(name, tuple(arguments), config)
+
+
+def _overridden(extra: Sequence[str]) -> str:
+    return f"; --set {extra[0]} goes over what the suite varies" if len(extra) == 1 else ""
+
+
+def cell_name(source: str, rule: str | None, method: str, labels: Iterable[str], seed: int) -> str:
+    """The folder of a cell within a bench: `cifar10-q0.5/crosel-gamma=0.8-seed0`."""
+    short = re.sub(r"^uniform:", "", rule or "").replace("=", "").replace(":", "-")
+    group = "-".join(filter(None, (Path(source).stem, short)))
+    return f"{_slug(group)}/{_slug('-'.join((method, *labels)))}-seed{seed}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+=-]+", "_", text).lstrip(".-") or "_"
+
+
+def _text(value: Any) -> str:
+    """Write a value so that `--set` reads it back, without quotes where they are not needed."""
+    if isinstance(value, str):
+        try:
+            plain = yaml.safe_load(value) == value
+        except yaml.YAMLError:
+            plain = False
+        return value if plain else json.dumps(value)
+    return json.dumps(value)
+
+
+def _label(value: Any) -> str:
+    """A value in a folder's name; 1 and 1.0 are the same setting and get the same name."""
+    if isinstance(value, list):
+        return "+".join(map(_label, value))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _axes(grid: Any, place: str, where: str) -> tuple[tuple[Choice, ...], ...]:
+    if not isinstance(grid, Mapping):
+        raise UserError(f"{place}: '{where}' needs lines such as method: [cc, crosel]")
+    return tuple(_axis(str(name), values, place, where) for name, values in grid.items())
+
+
+def _axis(name: str, values: Any, place: str, where: str) -> tuple[Choice, ...]:
+    if isinstance(values, Mapping) and values:
+        choices = []
+        for label, settings in values.items():
+            inner = _flat(settings, place, f"{where}.{name}.{label}")
+            shown = _label(label) if name == "method" else f"{name}={_label(label)}"
+            # The method stands in every name already.
+            choices.append(Choice("" if shown == inner.get("method") else shown, inner))
+        return tuple(choices)
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{place}: '{where}.{name}' needs a list of values, or named choices with their settings")
+    if any(isinstance(value, Mapping) for value in values):
+        raise UserError(f"{place}: '{where}.{name}' holds settings without a name; write NAME: {{SETTING: VALUE}}")
+    setting = "method" if name == "method.name" else name
+    # Source, rule and method stand in every name already.
+    named = setting not in ("source", "candidates", "method")
+    last = setting.rsplit(".", 1)[-1]
+    return tuple(Choice(f"{last}={_label(value)}" if named else "", {setting: value}) for value in values)
+
+
+def _seeds(value: Any, place: str) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return tuple(range(value))
+    if isinstance(value, list | tuple) and value:
+        whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in value)
+        if whole and len(set(value)) == len(value):
+            return tuple(value)
+    raise UserError(f"{place}: 'seeds' is a number from 1 on, or a list of different seeds (given: {value!r})")
+
+
+def _check_keys(content: Any, known: Sequence[str], place: str, where: str) -> None:
+    if not isinstance(content, Mapping):
+        raise UserError(f"{place}: expected 'name: value' lines")
+    for key in content:
+        if key not in known:
+            raise UserError(
+                f"{place}: {where}unknown key '{key}'{did_you_mean(str(key), known)}; there are {', '.join(known)}"
+            )
+
+
+def _flat(tree: Any, place: str, where: str) -> Settings:
+    """Nested settings by their dotted names; `method: {name: cc}` and `method: cc` are the same."""
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{place}: '{where}' needs 'name: value' lines")
+
+    def walk(node: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in node.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    out = {"method" if name == "method.name" else name: value for name, value in walk(tree, "")}
+    if "seed" in out:
+        raise UserError(f"{place}: '{where}' has a seed; seeds are given by 'seeds', beside base and grid")
+    return out

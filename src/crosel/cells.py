@@ -1,0 +1,49 @@
+"""Cells of the csv files we write: quoted where need be, and safe to open in a spreadsheet.
+
+A spreadsheet runs a cell that begins with = + - @ (or a tab or line break before them) as a formula, and names of
+labels and files come from outside. Such cells get an apostrophe in front, which spreadsheets take for "this is text";
+numbers stay as they are. `unguard` takes the apostrophe away again, and only that one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# Apostrophes that are there already count as well: without them, reading back could not tell whose they are.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+_GUARDED = re.compile(r"'+[=+\-@\t\r\n]")
+_NAMES = re.compile(r"(?:[^\\|]|\\.)*", re.DOTALL)
+
+
+def guard(cell: str) -> str:
+    """The cell as text that no spreadsheet runs."""
+    return "'" + cell if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+
+
+def unguard(cell: str) -> str:
+    return cell[1:] if _GUARDED.match(cell) else cell
+
+
+def csv_line(cells: Iterable[str]) -> bytes:
+    """One row. Half characters (lone surrogates) have no UTF-8 and are written as \\udXXX."""
+    # Not csv.writer: with "\n" as line end it leaves a "\r" bare, which its own reader then takes for a line end.
+    quoted = ('"' + c.replace('"', '""') + '"' if any(s in c for s in ',"\r\n') else c for c in map(guard, cells))
+    return (",".join(quoted) + "\n").encode("utf-8", "backslashreplace")
+
+
+def join_names(names: Sequence[str]) -> str:
+    """cat|dog; a | or a backslash inside a name gets a backslash."""
+    return "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in names)
+
+
+def split_names(cell: str) -> list[str]:
+    names, at = [], 0
+    while True:
+        found = _NAMES.match(cell, at)
+        assert found is not None  # it matches the empty string, too
+        names.append(re.sub(r"\\(.)", r"\1", found.group(), flags=re.DOTALL))
+        at = found.end() + 1
+        if at > len(cell):
+            return names

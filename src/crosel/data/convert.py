@@ -1,0 +1,57 @@
+"""Any source -> one native file with candidate sets, and a summary of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crosel.data.annotate import draw_candidates
+from crosel.data.dataset import Array, Dataset
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.sources import load
+from crosel.data.summary import Summary, summarise
+from crosel.errors import UserError
+from crosel.files import atomic_write_with
+
+__all__ = ["Summary", "convert", "summarise", "write_npz"]
+
+
+def _outside(x: Array) -> Array:
+    """Images as the file has them, [n, h, w, c]: a view, written block by block."""
+    return x.transpose(0, 2, 3, 1) if x.ndim == 4 else x
+
+
+def write_npz(data: Dataset, out: Path) -> None:
+    """Write everything that training needs; votes and scores have become candidate sets."""
+    arrays: dict[str, Any] = {
+        "x": _outside(data.x), "candidates": data.candidates, "classes": np.array(data.classes), "y": data.y,
+        "x_test": None if data.x_test is None else _outside(data.x_test), "y_test": data.y_test,
+        "ids": None if data.ids is None else np.array(data.ids), "weights": data.weights,
+        "groups": None if data.groups is None else np.array(data.groups),
+        "mean": None if data.mean is None else np.array(data.mean),
+        "std": None if data.std is None else np.array(data.std), "flips": np.array(data.flips),
+    }  # fmt: skip
+    present = {name: array for name, array in arrays.items() if array is not None}
+    atomic_write_with(out, lambda stream: np.savez(stream, **present))
+
+
+def convert(
+    source: str,
+    out: Path,
+    rule: str | None = None,
+    seed: int = 0,
+    data_dir: Path | None = None,
+    settings: DataSettings | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Read a source, make its candidate sets by the rule, write them to `out` (npz), and say what they look like."""
+    if out.suffix != ".npz":
+        raise UserError(f"{out}: the native file is an .npz; give it this ending")
+    if out.exists() and Path(source).exists() and out.samefile(source):
+        raise UserError(f"{out}: this is the source itself; choose another name")
+    data = draw_candidates(load(source, data_dir, settings, progress), rule, seed)
+    summary = summarise(data)
+    write_npz(data, out)
+    return summary

@@ -1,0 +1,132 @@
+"""csv: rows with candidates or labels, votes (long or wide), or scores. The header tells which."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from crosel.data.dataset import Dataset
+from crosel.data.limits import check_bytes, shown
+from crosel.data.settings import DataSettings, Format, Progress
+from crosel.data.table import Table, as_features, meanings, table_dataset
+from crosel.data.text import CsvFile
+from crosel.errors import UserError
+
+_ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
+_CHECK_EVERY = 1 << 14  # rows between looks at the memory
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def find_format(path: Path, header: list[str], first: list[str]) -> Format:
+    """What a csv file holds, by its header; where only other columns are left, by its first row."""
+    known = meanings(header, path)
+    others = [column for column, name in enumerate(header) if name and column not in known.values()]
+    if "candidates" in known or "weight" in known:
+        return "table"
+    if {"worker", "label"} <= known.keys() and known.keys() & {"id", "path"}:
+        return "votes"
+    if others and all(_ANNOTATOR.fullmatch(header[column]) for column in others):
+        return "wide-votes"
+    if "label" in known:
+        return "table"
+    if known.keys() & {"id", "path"} and others:
+        return "scores" if all(_is_number(first[column]) for column in others) else "wide-votes"
+    raise UserError(
+        f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
+        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}"
+    )
+
+
+def _numbers(path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str]) -> UserError:
+    """The error for the first cell of a row that is no number."""
+    column = next(c for c in columns if not _is_number(row[c]))
+    what = f"{shown(row[column])} is no number" if row[column].strip() else "empty; fill it in or drop the row"
+    return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
+
+
+def _getter(columns: Sequence[int]) -> Callable[[list[str]], Sequence[str]]:
+    first, last = columns[0], columns[-1]
+    if list(columns) == list(range(first, last + 1)):  # a slice is the quickest way to take neighbours
+        return lambda row: row[first : last + 1]
+    return itemgetter(*columns)
+
+
+def gather(path: Path, source: CsvFile, rows: Iterator[tuple[int, list[str]]], kind: Format) -> Table:
+    """Read all rows. Numbers go straight into one array: no list of cells is ever held for them."""
+    header = source.header
+    known = meanings(header, path)
+    rest = [column for column, name in enumerate(header) if name and column not in known.values()]
+    wide = kind == "wide-votes"
+    numeric = rest if kind == "scores" or (not wide and "path" not in known) else []
+    lines, values = array("q"), array("d")
+    cells: list[tuple[list[str], int]] = [([], column) for column in known.values()]
+    texts: list[tuple[list[str], int]] = [([], column) for column in rest] if wide else []
+    wanted = cells + texts
+    take = _getter(numeric) if numeric else None
+    for line, row in rows:
+        lines.append(line)
+        for column_cells, column in wanted:
+            column_cells.append(row[column])
+        if take is not None:
+            try:
+                values.extend(map(float, take(row)))
+            except ValueError:
+                raise _numbers(path, line, header, numeric, row) from None
+        if len(lines) % _CHECK_EVERY == 0:
+            check_bytes(12 * len(values), "the numbers", path)
+    if not lines:
+        raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
+    names = [header[column] for column in numeric]
+    features = None
+    if numeric:
+        features = as_features(np.frombuffer(values).reshape(len(lines), len(numeric)), path, lines, names)
+    return Table(
+        path, lines, {meaning: c for meaning, (c, _) in zip(known, cells, strict=True)},
+        {meaning: header[column] for meaning, column in known.items()}, features, names,
+        {header[column]: c for c, column in texts},
+    )  # fmt: skip
+
+
+def open_csv(path: Path, kind: Format | None = None) -> tuple[Table, Format]:
+    """A csv file as a table; `kind` None: as its header tells."""
+    source = CsvFile(path)
+    rows = source.rows()
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
+    kind = kind or find_format(path, source.header, first[1])
+    return gather(path, source, chain([first], rows), kind), kind
+
+
+def read_csv(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+    table, kind = open_csv(path, None if settings.format == "auto" else settings.format)
+    return dataset_of(table, kind, settings, progress)
+
+
+def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: Progress | None) -> Dataset:
+    if kind == "votes":
+        from crosel.data.votes import long_votes
+
+        return long_votes(table, settings, progress)
+    if kind == "wide-votes":
+        from crosel.data.votes import wide_votes
+
+        return wide_votes(table, settings, progress)
+    if kind == "scores":
+        from crosel.data.scores import score_table
+
+        return score_table(table, settings, progress)
+    return table_dataset(table, settings, progress)

@@ -1,0 +1,51 @@
+"""A folder for each class, with its images; or `train` and `test` with such folders inside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.images import read_images
+from crosel.data.inputs import list_images
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.vocabulary import Vocabulary, label_name
+from crosel.errors import UserError
+
+
+def _classes(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return sorted(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _gather(folders: list[Path]) -> tuple[list[Path], list[str]]:
+    paths: list[Path] = []
+    names: list[str] = []
+    for folder in folders:
+        found = list_images(folder)
+        try:
+            names += [label_name(folder.name)] * len(found)
+        except ValueError as error:
+            raise UserError(f"{str(folder)!r}: {error}") from None
+        paths += found
+    return paths, names
+
+
+def read_folder(folder: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+    classes = _classes(folder)
+    split = [path.name for path in classes] == ["test", "train"]
+    train = _gather(_classes(folder / "train") if split else classes)
+    test = _gather(_classes(folder / "test")) if split else ([], [])
+    if not train[0]:
+        raise UserError(f"{folder}: cannot read 'a folder' without a folder of images for each class inside")
+    vocabulary = Vocabulary({*train[1], *test[1]}, settings.classes)
+    try:
+        y, y_test = ([vocabulary[name] for name in part[1]] for part in (train, test))
+    except ValueError as error:
+        raise UserError(f"{folder}: the folder {error}") from None
+    x = read_images([*train[0], *test[0]], settings, None, folder, progress)
+    n = len(y)
+    return make_dataset(
+        x[:n], y=y, x_test=x[n:] if y_test else None, y_test=y_test or None, classes=vocabulary.classes,
+        ids=[path.relative_to(folder).as_posix() for path in train[0]], place=str(folder),
+    )  # fmt: skip

@@ -1,0 +1,55 @@
+"""Decoded images kept beside their list, so that the second run starts at once.
+
+The key covers every path with its size and time of change, and the settings that decide the pixels: a cache is
+never stale, only unused. Where the folder cannot be written to, there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.data.settings import DataSettings
+from crosel.errors import UserError
+from crosel.files import atomic_write_with
+
+FOLDER = ".crosel-cache"
+_VERSION = 1  # of the decoding: raise it when the same files give other pixels
+_KEEP = 8
+
+
+class ImageCache:
+    def __init__(self, beside: Path, paths: Sequence[Path], settings: DataSettings) -> None:
+        digest = hashlib.sha256(f"{_VERSION} {settings.image_size} {settings.image_mode}".encode())
+        for path in paths:
+            try:
+                stat = os.stat(path)
+                text = f"\0{os.path.abspath(path)}\0{stat.st_size}\0{stat.st_mtime_ns}"
+            except (OSError, ValueError):
+                text = f"\0{path}\0missing"  # decoding will say so
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        root = beside if beside.is_dir() else beside.parent
+        self.path = root / FOLDER / f"images-{digest.hexdigest()[:32]}.npz"
+
+    def read(self, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                images: NDArray[np.uint8] = archive["images"]
+        except Exception:  # not there, or damaged: the images themselves are
+            return None
+        return images if images.shape == shape and images.dtype == np.uint8 else None
+
+    def write(self, images: NDArray[np.uint8]) -> None:
+        """Best effort: a cache that cannot be written is no error."""
+        with contextlib.suppress(UserError, OSError):
+            self.path.parent.mkdir(exist_ok=True)
+            atomic_write_with(self.path, lambda stream: np.savez(stream, images=images))
+            kept = sorted(self.path.parent.glob("images-*.npz"), key=lambda p: p.stat().st_mtime_ns, reverse=True)
+            for old in kept[_KEEP:]:
+                old.unlink()

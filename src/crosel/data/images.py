@@ -1,0 +1,148 @@
+"""Image files of any size and mode -> one uint8 array [n, h, w, c], decoded on all cores."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.data.image_cache import ImageCache
+from crosel.data.limits import check_bytes, one_line, spoils_lines
+from crosel.data.settings import DataSettings, Progress
+from crosel.errors import UserError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+_BATCH = 64  # images to a task: enough that handing them out costs nothing
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("reading images needs Pillow: pip install pillow") from None
+    return Image
+
+
+def _flatten(image: Any, Image: Any) -> Any:
+    """Modes whose conversion by Pillow would lose the picture: 16 bits and floats are clipped, alpha is ignored."""
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        top = float(values.max(initial=0.0))
+        scale = 255.0 if 0 < top <= 1 and image.mode == "F" else 1.0 if top <= 255 else 1 / 257
+        return Image.fromarray(np.clip(np.nan_to_num(values * scale), 0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(ground, image)
+    return image
+
+
+def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
+    """One image, upright, on white, resized. ValueError or OSError if it cannot be."""
+    Image = _pillow()
+    side = settings.image_size
+    try:
+        with Image.open(path) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62):
+                raise ValueError(f"{image.width} x {image.height} pixels, more than the limit of Pillow")
+            # A large JPEG can be decoded at a fraction of its size, at least twice what is wanted.
+            image.draft(settings.image_mode, (2 * side, 2 * side))
+            if "exif" in image.info:
+                from PIL import ImageOps
+
+                ImageOps.exif_transpose(image, in_place=True)
+            flat = _flatten(image, Image)
+            if flat.mode != settings.image_mode:
+                flat = flat.convert(settings.image_mode)
+            if flat.size != (side, side):
+                flat = flat.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+            pixels: NDArray[np.uint8] = np.array(flat, dtype=np.uint8)
+    except Image.DecompressionBombError:
+        raise ValueError("more pixels than the limit of Pillow") from None
+    except MemoryError:
+        raise ValueError("too large for the memory") from None
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # decoders of damaged files raise nearly anything: SyntaxError, IndexError, struct.error
+        raise ValueError(f"damaged ({one_line(error)})") from None
+    return pixels.reshape(side, side, -1)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such image file"
+    if isinstance(error, IsADirectoryError | PermissionError):
+        return f"cannot be read ({error.strerror})"
+    text = one_line(error)
+    return "not an image that Pillow can read" if "cannot identify image" in text else f"image cannot be read ({text})"
+
+
+def workers() -> int:
+    try:
+        return max(1, min(16, len(os.sched_getaffinity(0))))
+    except AttributeError:  # not on every system
+        return max(1, min(16, os.cpu_count() or 1))
+
+
+def read_images(
+    paths: Sequence[Path],
+    settings: DataSettings,
+    places: Sequence[str] | None = None,
+    cache_beside: Path | None = None,
+    progress: Progress | None = None,
+) -> NDArray[np.uint8]:
+    """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
+    Image = _pillow()
+    side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
+    shape = (len(paths), side, side, channels)
+    check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
+    cache = ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
+    if cache is not None and (found := cache.read(shape)) is not None:
+        return found
+    out = np.empty(shape, dtype=np.uint8)
+    failed: dict[int, Exception] = {}
+    stop = threading.Event()
+
+    def work(start: int) -> int:
+        count = 0
+        for row in range(start, min(start + _BATCH, len(paths))):
+            if stop.is_set():
+                break
+            try:
+                out[row] = decode(paths[row], settings)
+            except (ValueError, OSError) as error:
+                failed[row] = error
+                break
+            count += 1
+        return count
+
+    done = 0
+    Image.init()  # registers the formats once, before threads race to do it
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
+        warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused below
+        tasks = [pool.submit(work, start) for start in range(0, len(paths), _BATCH)]
+        try:
+            for task in as_completed(tasks):
+                done += task.result()
+                if failed:
+                    break
+                if progress is not None:
+                    progress(done, len(paths))
+        finally:  # also on Ctrl-C
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    if failed:
+        row = min(failed)
+        place = f"{places[row]}: " if places is not None else ""
+        name = str(paths[row])
+        raise UserError(f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(failed[row])}")
+    if cache is not None:
+        cache.write(out)
+    return out

@@ -1,0 +1,136 @@
+"""Inputs on their own: what is to be predicted, and what votes and scores are about (joined by id)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from crosel.data.dataset import Array
+from crosel.data.images import SUFFIXES, read_images
+from crosel.data.limits import shown
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.table import Table, check_ids, image_path, image_root, optional_labels, split_rows, table_inputs
+from crosel.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Examples in the form that `make_dataset` takes: features [n, d] or images [n, h, w, c]."""
+
+    x: Array
+    ids: tuple[str, ...]
+    labels: tuple[str, ...] | None = None
+    x_test: Array | None = None
+    labels_test: tuple[str, ...] | None = None
+
+
+def list_images(folder: Path) -> list[Path]:
+    """All images below a folder, in a fixed order; hidden files and folders are passed over."""
+    found = []
+    for root, folders, files in os.walk(folder):  # links to folders are not followed: they may run in circles
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [
+            Path(root) / name
+            for name in sorted(files)
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+        ]
+    return found
+
+
+def read_inputs(path: Path, settings: DataSettings | None = None, progress: Progress | None = None) -> Inputs:
+    """Read a folder of images, a csv, a jsonl or an npz file; labels are optional."""
+    settings = settings or DataSettings()
+    if path.is_dir():
+        images = list_images(path)
+        if not images:
+            raise UserError(f"{path}: there are no images in this folder")
+        ids = tuple(image.relative_to(path).as_posix() for image in images)
+        return Inputs(read_images(images, settings, None, path, progress), ids)
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        from crosel.data.npz import read_npz_inputs
+
+        return read_npz_inputs(path)
+    if suffix in (".csv", ".tsv"):
+        from crosel.data.csvfile import open_csv
+
+        return _table_inputs(open_csv(path, "table")[0], settings, progress)
+    if suffix in (".jsonl", ".ndjson"):
+        from crosel.data.jsonl import open_jsonl
+
+        return _table_inputs(open_jsonl(path), settings, progress)
+    raise UserError(f"{path}: cannot read inputs from '{path.suffix}'; give a folder of images, csv, jsonl or npz")
+
+
+def _table_inputs(table: Table, settings: DataSettings, progress: Progress | None) -> Inputs:
+    meaning = "id" if "id" in table.columns else "path" if "path" in table.columns else None
+    ids = check_ids(table, meaning) if meaning else [str(row) for row in range(table.n)]
+    train, test = split_rows(table)
+    labels, cells = optional_labels(table, train)
+    x = table_inputs(table, settings, progress)
+    if not len(test):
+        return Inputs(x, tuple(ids), None if labels is None else tuple(labels))
+    for row in test:
+        if cells[row] is None:
+            raise UserError(f"{table.place(int(row), 'label')}: a row for testing needs its true label")
+    return Inputs(
+        x[train], tuple(ids[row] for row in train), None if labels is None else tuple(labels),
+        x[test], tuple(str(cells[row]) for row in test),
+    )  # fmt: skip
+
+
+def join_inputs(
+    names: Sequence[str],
+    place: Callable[[int], str],
+    path: Path,
+    settings: DataSettings,
+    progress: Progress | None,
+    features: Array | None = None,
+    image_cells: Sequence[str] | None = None,
+) -> Inputs:
+    """Inputs for examples known by name: from `data.inputs`, else features beside, else the images they name."""
+    if settings.inputs is not None:
+        return _joined(names, place, Path(settings.inputs), settings, progress)
+    if features is not None:
+        return Inputs(features, tuple(names))
+    root = image_root(settings, path)
+    paths = []
+    for row, cell in enumerate(image_cells or names):
+        try:
+            paths.append(image_path(cell, root))
+        except ValueError as error:
+            raise UserError(f"{place(row)}: {error}") from None
+    if paths and not paths[0].exists():
+        raise UserError(
+            f"{place(0)}: {shown(str(paths[0]))} is no image file; if examples are known by id, say where their inputs "
+            "are: --set data.inputs=FILE"
+        )
+    return Inputs(read_images(paths, settings, [place(r) for r in range(len(paths))], path, progress), tuple(names))
+
+
+def _joined(
+    names: Sequence[str], place: Callable[[int], str], path: Path, settings: DataSettings, progress: Progress | None
+) -> Inputs:
+    inputs = read_inputs(path, settings, progress)
+    index = {name: row for row, name in enumerate(inputs.ids)}
+    if len(index) != len(inputs.ids):
+        raise UserError(f"{path}: an id stands there twice, so inputs cannot be joined by it")
+    if path.is_dir():  # images may be known without their ending, where that is clear
+        stems = [os.path.splitext(name)[0] for name in inputs.ids]
+        times = Counter(stems)
+        index = {stem: row for row, stem in enumerate(stems) if times[stem] == 1} | index
+    rows = []
+    for at, name in enumerate(names):
+        if name not in index:
+            raise UserError(f"{place(at)}: {path} has no inputs for id {shown(name)}")
+        rows.append(index[name])
+    chosen = np.array(rows, dtype=np.int64)
+    labels = None if inputs.labels is None else tuple(inputs.labels[row] for row in rows)
+    return Inputs(inputs.x[chosen], tuple(names), labels, inputs.x_test, inputs.labels_test)

@@ -1,0 +1,133 @@
+"""MATLAB files: PALM's (features with candidate sets, transposed) and SVHN's `*_32x32.mat` as published."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crosel.data.dataset import Array, Dataset, make_dataset
+from crosel.data.limits import check_bytes, one_line
+from crosel.data.vocabulary import check_cells
+from crosel.errors import UserError
+
+
+def _scipy_io() -> Any:
+    try:
+        import scipy.io
+    except ImportError:
+        raise UserError("reading .mat files needs scipy: pip install scipy") from None
+    return scipy.io
+
+
+def _variables(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes, without the content."""
+    io = _scipy_io()
+    try:
+        with path.open("rb") as stream:
+            if stream.read(512).startswith(b"MATLAB 7.3"):
+                raise UserError(f"{path}: a MATLAB 7.3 file; save it again with -v7")
+        return {str(name): tuple(int(side) for side in shape) for name, shape, _ in io.whosmat(str(path))}
+    except (UserError, FileNotFoundError):
+        raise
+    except Exception as error:  # a damaged file raises nearly anything
+        raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)})") from None
+
+
+def _read(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    for name in names:
+        if min(shapes[name], default=0) < 0:
+            raise UserError(f"{path}: '{name}' has the shape {shapes[name]}")
+        # Sparse tables are dense in the end: a byte a cell. 8 bytes are MATLAB's numbers.
+        check_bytes(math.prod(shapes[name]) * (8 if name == "data" else 1), f"'{name}'", path)
+    try:
+        found: dict[str, Any] = _scipy_io().loadmat(str(path), variable_names=names)
+    except Exception as error:
+        raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)})") from None
+    for name in names:
+        value = found.get(name)
+        kind = getattr(value, "dtype", None)
+        if kind is None or not (np.issubdtype(kind, np.number) or np.issubdtype(kind, np.bool_)):
+            raise UserError(f"{path}: '{name}' is no table of numbers")
+    return found
+
+
+def _dense(value: Any) -> Array:
+    return np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+
+
+def _one_hot(value: Any, n: int, path: Path, name: str) -> Array:
+    """A table k x n of 0 and 1, as PALM keeps it, or n x k -> [n, k]."""
+    if value.ndim != 2 or n not in value.shape:
+        raise UserError(f"{path}: '{name}' has the shape {tuple(value.shape)}; expected k x {n}, for {n} examples")
+    if 0 in value.shape:
+        raise UserError(f"{path}: '{name}' is empty (shape {tuple(value.shape)})")
+    table = value.T if value.shape[1] == n else value
+    check_cells(table.shape[0], table.shape[1], 9, path)
+    dense = _dense(table)
+    if not np.isin(dense, (0, 1)).all():
+        row, column = np.argwhere(~np.isin(dense, (0, 1)))[0]
+        raise UserError(
+            f"{path}: '{name}': example {row}, class {column} is {dense[row, column]}; only 0 and 1 are allowed"
+        )
+    return dense.astype(bool)
+
+
+def read_mat(path: Path) -> Dataset:
+    """A .mat file of either kind."""
+    shapes = _variables(path)
+    if {"data", "partial_target"} <= shapes.keys():
+        return _read_palm(path, shapes)
+    if {"X", "y"} <= shapes.keys():
+        return _read_svhn_file(path)
+    found = ", ".join(sorted(shapes)[:8]) or "nothing"
+    raise UserError(f"{path}: expected PALM's 'data' and 'partial_target' or SVHN's 'X' and 'y'; found {found}")
+
+
+def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
+    names = ["data", "partial_target", *(["target"] if "target" in shapes else [])]
+    found = _read(path, names, shapes)
+    x = _dense(found["data"])
+    if x.ndim != 2:
+        raise UserError(f"{path}: 'data' has the shape {x.shape}; expected n x d")
+    sets = _one_hot(found["partial_target"], len(x), path, "partial_target")
+    y = None
+    notes: tuple[str, ...] = ()
+    if "target" in found:
+        target = _one_hot(found["target"], len(x), path, "target")
+        if target.shape != sets.shape:
+            raise UserError(f"{path}: 'target' has {target.shape[1]} classes, 'partial_target' {sets.shape[1]}")
+        if (target.sum(axis=1) == 1).all():
+            y = target.argmax(axis=1)
+        else:
+            notes = ("'target' does not name one label for every example: true labels are not used",)
+    return make_dataset(x, sets, y=y, place=str(path), notes=notes)
+
+
+def _svhn_part(path: Path) -> tuple[Array, Array]:
+    shapes = _variables(path)
+    if not {"X", "y"} <= shapes.keys() or shapes["X"][:3] != (32, 32, 3) or len(shapes["X"]) != 4:
+        raise UserError(f"{path}: not SVHN's file: expected 'X' of 32 x 32 x 3 x n and 'y'")
+    found = _read(path, ["X", "y"], shapes)
+    x, y = found["X"], found["y"].reshape(-1)
+    if x.dtype != np.uint8 or len(y) != x.shape[3] or not len(y) or y.min() < 1 or y.max() > 10:
+        raise UserError(f"{path}: not SVHN's file: expected bytes in 'X' and a label from 1 to 10 for each in 'y'")
+    return x.transpose(3, 0, 1, 2), y.astype(np.int64) % 10  # label 10 is the digit 0
+
+
+def _read_svhn_file(path: Path) -> Dataset:
+    """One file; with its test file beside, both."""
+    test = path.with_name(path.name.replace("train", "test"))
+    return read_svhn(path, test if test != path and test.is_file() else None)
+
+
+def read_svhn(train: Path, test: Path | None) -> Dataset:
+    x, y = _svhn_part(train)
+    x_test, y_test = (None, None) if test is None else _svhn_part(test)
+    # A mirrored digit is another sign; the normalisation is the one of published work.
+    return make_dataset(
+        x, y=y, x_test=x_test, y_test=y_test, classes=10, place=str(train), flips=False,
+        mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""Score matrices as csv: one column a class, an id or path beside; inputs as for votes. (npz: see npz.py.)"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.inputs import join_inputs
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.table import Table, check_ids, optional_labels
+from crosel.data.vocabulary import Vocabulary
+from crosel.errors import UserError, did_you_mean
+
+
+def score_table(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+    if table.features is None:
+        raise UserError(f"{table.path}, line 1: there is no column of scores")
+    scores, classes = table.features, tuple(table.names)
+    if settings.classes is not None:  # their order, not the file's
+        missing = [name for name in settings.classes if name not in classes]
+        if missing:
+            near = did_you_mean(missing[0], classes)
+            raise UserError(f"{table.path}, line 1: no column of scores for class {missing[0]!r}{near}")
+        scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
+    key = "id" if "id" in table.columns else "path" if "path" in table.columns else None
+    names = check_ids(table, key) if key else [str(row) for row in range(table.n)]
+    inputs = join_inputs(
+        names, lambda row: table.place(row, key), table.path, settings, progress, None, table.columns.get("path")
+    )
+    own, _ = optional_labels(table, np.arange(table.n), "truth" if "truth" in table.columns else "label")
+    labels = own if own is not None else inputs.labels
+    vocabulary = Vocabulary((), classes)
+    try:
+        y = None if labels is None else [vocabulary[name] for name in labels]
+        y_test = None if inputs.labels_test is None else [vocabulary[name] for name in inputs.labels_test]
+    except ValueError as error:
+        raise UserError(f"{table.path}: label {error}") from None
+    return make_dataset(
+        inputs.x, y=y, x_test=inputs.x_test, y_test=y_test, scores=scores, classes=classes, ids=names,
+        place=str(table.path),
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""What candidate sets look like, for people to read before they train on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from crosel.data.dataset import Dataset
+
+_CELLS = 1 << 24  # looked at in one go: 16 MiB
+_NAMED = 10  # names that a line lists before it counts
+
+
+@dataclass(frozen=True)
+class Summary:
+    n: int
+    k: int
+    n_test: int
+    shape: tuple[int, ...]
+    mean_size: float
+    sizes: dict[int, int]  # size -> how many sets have it
+    singletons: int
+    full: int
+    never: tuple[str, ...]  # labels in no set
+    together: tuple[tuple[str, ...], ...]  # labels that are in the same sets, always: nothing tells them apart
+    missing: int | None  # sets without the true label; None: truth is not known
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        what = f"{self.shape[0]} features" if len(self.shape) == 1 else "images of {1} x {2} x {0}".format(*self.shape)
+        out = [f"{self.n:,} examples ({what}), {self.k:,} classes" + (f", {self.n_test:,} to test" * bool(self.n_test))]
+        out.append(f"candidates: {self.mean_size:.2f} on average; {_histogram(self.sizes)}")
+        out.append(f"one label alone: {_share(self.singletons, self.n)}; all labels: {_share(self.full, self.n)}")
+        if self.never:
+            out.append(f"labels in no set: {_list(self.never)}")
+        for group in self.together[:_NAMED]:
+            out.append(f"always together, so nothing tells them apart: {_list(group)}")
+        if len(self.together) > _NAMED:
+            out.append(f"… and {len(self.together) - _NAMED} more such groups")
+        if self.missing is not None:
+            out.append(f"sets without the true label: {_share(self.missing, self.n)}")
+        return [*out, *self.notes]
+
+
+def _share(count: int, n: int) -> str:
+    return f"{count:,} ({100 * count / n:.1f} %)"
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _histogram(sizes: dict[int, int]) -> str:
+    """`1: 20, 2: 35`, or for many sizes their range."""
+    if len(sizes) <= 12:
+        return "sizes " + ", ".join(f"{size}: {count:,}" for size, count in sizes.items())
+    return f"sizes from {min(sizes)} to {max(sizes)}, most often {max(sizes, key=lambda s: sizes[s])}"
+
+
+def summarise(data: Dataset) -> Summary:
+    """Go through the sets in blocks of rows: memory does not grow with their number."""
+    sets = data.candidates
+    assert sets is not None
+    n, k = sets.shape
+    rows = max(8, _CELLS // k // 8 * 8)  # whole bytes of packed bits in every block
+    sizes, seen = np.zeros(k + 1, dtype=np.int64), np.zeros(k, dtype=bool)
+    columns = [hashlib.blake2b(digest_size=16) for _ in range(k)]
+    missing = 0
+    for start in range(0, n, rows):
+        block = sets[start : start + rows]
+        sizes += np.bincount(block.sum(axis=1), minlength=k + 1)
+        seen |= block.any(axis=0)
+        for column, bits in zip(columns, np.ascontiguousarray(np.packbits(block, axis=0).T), strict=True):
+            column.update(bits)
+        if data.y is not None:
+            missing += int((~block[np.arange(len(block)), data.y[start : start + rows]]).sum())
+    groups: dict[bytes, list[str]] = {}
+    for name, column, there in zip(data.classes, columns, seen, strict=True):
+        if there:
+            groups.setdefault(column.digest(), []).append(name)
+    return Summary(
+        n=n, k=k, n_test=0 if data.x_test is None else len(data.x_test), shape=data.shape,
+        mean_size=float((sizes * np.arange(k + 1)).sum() / n),
+        sizes={size: int(count) for size, count in enumerate(sizes) if count},
+        singletons=int(sizes[1]), full=int(sizes[k]),
+        never=tuple(name for name, there in zip(data.classes, seen, strict=True) if not there),
+        together=tuple(tuple(names) for names in groups.values() if len(names) > 1),
+        missing=missing if data.y is not None else None, notes=data.notes,
+    )  # fmt: skip

@@ -1,0 +1,257 @@
+"""Rows of a csv or jsonl file in memory: the columns with a meaning, and numbers; and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.data.dataset import Array, Dataset, make_dataset
+from crosel.data.images import read_images
+from crosel.data.limits import shown, spoils_lines
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.vocabulary import Vocabulary, check_cells, label_name, label_names, label_weights, set_matrix
+from crosel.errors import UserError
+
+# Columns with a meaning, under the names that tools give them.
+MEANINGS = {
+    "path": "path", "image": "path", "filename": "path", "id": "id", "task": "id", "item": "id",
+    "candidates": "candidates", "label": "label", "weight": "weight", "split": "split",
+    "worker": "worker", "annotator": "worker", "truth": "truth",
+}  # fmt: skip
+T = TypeVar("T")
+
+
+@dataclass
+class Table:
+    path: Path
+    lines: Sequence[int]  # the line each row begins on
+    columns: dict[str, list[Any]]  # meaning -> cells
+    titles: dict[str, str]  # meaning -> the name in the file
+    features: NDArray[np.float32] | None = None
+    names: list[str] = field(default_factory=list)  # of the features
+    texts: dict[str, list[str]] = field(default_factory=dict)  # other columns, where text is wanted
+
+    @property
+    def n(self) -> int:
+        return len(self.lines)
+
+    def place(self, row: int, meaning: str | None = None) -> str:
+        column = f", column {shown(self.titles.get(meaning, meaning))}" if meaning else ""
+        return f"{self.path}, line {self.lines[row]}{column}"
+
+    def parsed(self, meaning: str, parse: Callable[[Any], T]) -> list[T]:
+        """All cells of a column through a parser, equal cells once; its ValueError gets the place."""
+        known: dict[Hashable, T] = {}
+        out: list[T] = []
+        for row, cell in enumerate(self.columns[meaning]):
+            try:
+                if isinstance(cell, str):
+                    if cell not in known:
+                        known[cell] = parse(cell)
+                    out.append(known[cell])
+                else:
+                    out.append(parse(cell))
+            except ValueError as error:
+                raise UserError(f"{self.place(row, meaning)}: {error}") from None
+        return out
+
+
+def meanings(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]:
+    """Which column holds what; two columns of one meaning are an error."""
+    found: dict[str, int] = {}
+    for column, name in enumerate(header):
+        meaning = MEANINGS.get(name.lower())
+        if meaning is None:
+            continue
+        if meaning in found:
+            both = f"{shown(header[found[meaning]])} and {shown(name)}"
+            raise UserError(f"{path}, line {line}, column {column + 1}: {both} mean the same; rename one")
+        found[meaning] = column
+    return found
+
+
+def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Sequence[str]) -> NDArray[np.float32]:
+    """Check numbers and bring them to single precision, with the line and column of the first that does not fit."""
+    with np.errstate(over="ignore"):
+        out: NDArray[np.float32] = values.astype(np.float32)
+    if not np.isfinite(out).all():
+        row, column = np.argwhere(~np.isfinite(out))[0]
+        value = values[row, column]
+        what = "NaN" if np.isnan(value) else "an infinite value" if np.isinf(value) else f"{value:g} is too large"
+        place = f"{table_path}, line {lines[row]}, column {shown(names[column])}"
+        raise UserError(f"{place}: {what}; fill it in or drop the row")
+    return out
+
+
+def check_ids(table: Table, meaning: str = "id") -> list[str]:
+    """The ids as text; one that stands there twice is an error that names both lines."""
+    ids = table.parsed(meaning, label_name)
+    seen: dict[str, int] = {}
+    for row, name in enumerate(ids):
+        if name in seen:
+            raise UserError(
+                f"{table.place(row, meaning)}: id {shown(name)} was given in line {table.lines[seen[name]]}"
+            )
+        seen[name] = row
+    return ids
+
+
+def image_path(cell: Any, root: Path) -> Path:
+    """A path as written in a file -> where it is. ValueError if it is no path."""
+    if not isinstance(cell, str) or not cell.strip():
+        raise ValueError(f"{shown(cell)} is no path to an image")
+    text = cell.strip().removeprefix("file://")
+    if "://" in text:
+        raise ValueError(f"{shown(text)} is an address, not a file; fetch the images first")
+    if spoils_lines(text) or len(text) > 4000:
+        raise ValueError("this is no path to an image")
+    return root / text
+
+
+def image_root(settings: DataSettings, path: Path) -> Path:
+    return Path(settings.image_root) if settings.image_root else path.parent
+
+
+def table_inputs(table: Table, settings: DataSettings, progress: Progress | None, meaning: str = "path") -> Array:
+    """Inputs of all rows: feature columns, or the images that a column names."""
+    if table.features is not None and table.features.shape[1]:
+        return table.features
+    if meaning not in table.columns:
+        raise UserError(
+            f"{table.path}, line 1: there are no inputs: a column 'path' with images, or columns of numbers are needed"
+        )
+    root = image_root(settings, table.path)
+    paths = table.parsed(meaning, lambda cell: image_path(cell, root))
+    places = [table.place(row, meaning) for row in range(table.n)]
+    return read_images(paths, settings, places, table.path, progress)
+
+
+def _split(cell: Any) -> bool:
+    """Whether a row is for testing."""
+    word = cell.strip().lower() if isinstance(cell, str) else "train" if cell is None else ""
+    if word not in ("train", "test", "") or (word == "" and not isinstance(cell, str)):
+        raise ValueError(f"{shown(cell)} is neither train nor test")
+    return word == "test"
+
+
+def _optional_label(cell: Any) -> str | None:
+    return None if cell is None or (isinstance(cell, str) and not cell.strip()) else label_name(cell)
+
+
+def split_rows(table: Table) -> tuple[Array, Array]:
+    """Rows for training and for testing."""
+    if "split" not in table.columns:
+        return np.arange(table.n), np.arange(0)
+    test = np.array(table.parsed("split", _split), dtype=bool)
+    if test.all():
+        raise UserError(f"{table.path}: every row is for testing; there is nothing to train on")
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def optional_labels(table: Table, rows: Array, meaning: str = "label") -> tuple[list[str] | None, list[str | None]]:
+    """True labels of these rows (None unless all are there), and the cells of every row."""
+    if meaning not in table.columns:
+        return None, [None] * table.n
+    cells = table.parsed(meaning, _optional_label)
+    known = [label for row in rows if (label := cells[row]) is not None]
+    return (known if len(known) == len(rows) else None), cells
+
+
+def index_of(table: Table, vocabulary: Vocabulary, name: str, row: int, meaning: str) -> int:
+    try:
+        return vocabulary[name]
+    except ValueError as error:
+        raise UserError(f"{table.place(row, meaning)}: {error}") from None
+
+
+def table_dataset(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+    """Rows with candidates, or with plain labels."""
+    train, test = split_rows(table)
+    notes: list[str] = []
+    truth, labels = optional_labels(table, train)
+    if truth is None and any(labels[row] is not None for row in train):
+        notes.append("some rows have no label: true labels are not used")
+    sets, weights = _sets(table, train)
+    if sets is None and truth is None:
+        row = next((int(row) for row in train if labels[row] is None), 0)
+        raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'")
+    for row in test:
+        if labels[row] is None:
+            raise UserError(f"{table.place(int(row), 'label')}: a row for testing needs its true label")
+    found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
+    found.update(name for pairs in weights or () for name in pairs)
+    vocabulary = Vocabulary(found, settings.classes)
+
+    ids = check_ids(table) if "id" in table.columns else None
+    if ids is None and "path" in table.columns:
+        paths = [str(cell).strip() for cell in table.columns["path"]]
+        ids = paths if len(set(paths)) == len(paths) else None
+    matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
+    x = table_inputs(table, settings, progress)
+
+    def indices(rows: Array) -> list[int]:
+        return [index_of(table, vocabulary, str(labels[row]), int(row), "label") for row in rows]
+
+    return make_dataset(
+        x if len(train) == table.n else x[train], matrix, y=None if truth is None else indices(train),
+        x_test=x[test] if len(test) else None, y_test=indices(test) if len(test) else None,
+        classes=vocabulary.classes, ids=None if ids is None else [ids[row] for row in train],
+        weights=weight_matrix, notes=tuple(notes), place=str(table.path),
+    )  # fmt: skip
+
+
+Weights = list[dict[str, float]]
+
+
+def _sets(table: Table, rows: Array) -> tuple[list[tuple[str, ...]] | None, Weights | None]:
+    """Candidate sets and weights of the training rows; weights with names may stand for the sets."""
+    sets: list[tuple[str, ...]] | None = None
+    if "candidates" in table.columns:
+        train = _only(table, rows, "candidates")
+        sets = train.parsed("candidates", label_names)
+    if "weight" not in table.columns:
+        return sets, None
+    weights: Weights = []
+    for at, row in enumerate(rows):
+        try:
+            weights.append(label_weights(table.columns["weight"][row], None if sets is None else sets[at]))
+        except ValueError as error:
+            raise UserError(f"{table.place(int(row), 'weight')}: {error}") from None
+    return sets or [tuple(name for name, weight in w.items() if weight > 0) for w in weights], weights
+
+
+def _only(table: Table, rows: Array, meaning: str) -> Table:
+    """A view of some rows of one column: rows for testing may leave their candidates blank."""
+    cells = table.columns[meaning]
+    lines = [table.lines[row] for row in rows]
+    return Table(table.path, lines, {meaning: [cells[row] for row in rows]}, table.titles)
+
+
+def _matrices(
+    table: Table, train: Array, sets: list[tuple[str, ...]] | None, weights: Weights | None, vocabulary: Vocabulary
+) -> tuple[NDArray[np.bool_] | None, NDArray[np.float32] | None]:
+    if sets is None:
+        return None, None
+    n, k = len(sets), len(vocabulary)
+    rows: list[int] = []
+    columns: list[int] = []
+    known: dict[tuple[str, ...], list[int]] = {}
+    for at, names in enumerate(sets):
+        if names not in known:
+            known[names] = [index_of(table, vocabulary, name, int(train[at]), "candidates") for name in names]
+        rows += [at] * len(names)
+        columns += known[names]
+    matrix = set_matrix(rows, columns, n, k, table.path)
+    if weights is None:
+        return matrix, None
+    check_cells(n, k, 4, table.path)
+    out = np.zeros((n, k), dtype=np.float32)
+    for at, pairs in enumerate(weights):
+        for name, weight in pairs.items():
+            out[at, index_of(table, vocabulary, name, int(train[at]), "weight")] = weight
+    return matrix, np.where(matrix, out, 0)

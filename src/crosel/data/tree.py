@@ -1,0 +1,194 @@
+"""A class tree in YAML: coarse labels become the sets of their leaves.
+
+    animal: [cat, dog]
+    vehicle:
+      car: [saloon, van]
+      lorry:
+
+Children are a list or a mapping. A name may stand in several places, also at the top to give its children there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from crosel.data.dataset import Array, Dataset
+from crosel.data.limits import one_line, shown
+from crosel.data.vocabulary import check_cells, label_name
+from crosel.errors import UserError, did_you_mean
+
+_MAX_BYTES = 16 << 20
+_MAX_HELD = 1 << 24  # leaves below all names together
+
+
+@dataclass(frozen=True)
+class ClassTree:
+    place: str
+    leaves: tuple[str, ...]  # in the order of the file
+    below: dict[str, frozenset[int]]  # every name -> its leaves
+
+
+def _place(path: Path, node: yaml.Node) -> str:
+    return f"{path}, line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
+
+
+def _compose(path: Path) -> yaml.Node:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UserError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is no class tree")
+        # Composed, not loaded: nodes know their lines, names stay text (`no` is no boolean), aliases stay shared.
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise UserError(f"{path}, line 1: too deeply nested") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
+        raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or one_line(error)})") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid YAML ({one_line(error)})") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{path}, line 1, column 1: expected a class tree, as in 'animal: [cat, dog]'")
+    return root
+
+
+def _name(path: Path, node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise UserError(f"{_place(path, node)}: expected the name of a class")
+    try:
+        return label_name(str(node.value))
+    except ValueError as error:
+        raise UserError(f"{_place(path, node)}: {error}") from None
+
+
+def _children(path: Path, node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node | None]]:
+    """(name, what stands below it) for everything in a value."""
+    if isinstance(node, yaml.MappingNode):
+        yield from node.value
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if isinstance(item, yaml.MappingNode):
+                yield from item.value
+            else:
+                yield item, None
+    elif node.tag != "tag:yaml.org,2002:null" and str(node.value).strip():
+        yield node, None
+
+
+def read_tree(path: Path) -> ClassTree:
+    root = _compose(path)
+    children: dict[str, dict[str, None]] = {}
+    seen_at: dict[str, yaml.Node] = {}
+    done: set[tuple[str, int]] = set()  # aliases share nodes: each is walked once below a name
+    pending: list[tuple[str | None, yaml.Node]] = [(None, root)]
+    while pending:
+        parent, node = pending.pop()
+        found = []
+        for key, value in _children(path, node):
+            name = _name(path, key)
+            seen_at.setdefault(name, key)
+            children.setdefault(name, {})
+            found.append(name)
+            if value is not None and (name, id(value)) not in done:
+                done.add((name, id(value)))
+                pending.append((name, value))
+        if parent is not None:
+            children[parent].update(dict.fromkeys(found))
+    order = _bottom_up(path, children, seen_at)
+    position = {name: (node.start_mark.line, node.start_mark.column) for name, node in seen_at.items()}
+    leaves = tuple(sorted((name for name in children if not children[name]), key=position.__getitem__))
+    index = {name: i for i, name in enumerate(leaves)}
+    below: dict[str, frozenset[int]] = {}
+    held = 0
+    for name in order:
+        own = frozenset([index[name]]) if name in index else frozenset[int]()
+        below[name] = own.union(*(below[child] for child in children[name]))
+        held += len(below[name])
+        if held > _MAX_HELD:
+            raise UserError(f"{_place(path, seen_at[name])}: too many classes below too many names")
+    return ClassTree(str(path), leaves, below)
+
+
+def _bottom_up(path: Path, children: dict[str, dict[str, None]], seen_at: dict[str, yaml.Node]) -> list[str]:
+    """Names with children first; a name below itself is an error. No recursion: a chain may be long."""
+    order: list[str] = []
+    state: dict[str, int] = {}  # 1: under way, 2: done
+    for start in children:
+        stack = [(start, iter(children[start]))] if start not in state else []
+        state.setdefault(start, 1)
+        while stack:
+            name, rest = stack[-1]
+            child = next(rest, None)
+            if child is None:
+                state[name] = 2
+                order.append(name)
+                stack.pop()
+            elif state.get(child) == 1:
+                way = [entry for entry, _ in stack]
+                circle = " > ".join([*way[way.index(child) :][:5], child])
+                raise UserError(f"{_place(path, seen_at[child])}: {shown(child)} is below itself ({circle})")
+            elif child not in state:
+                state[child] = 1
+                stack.append((child, iter(children[child])))
+    return order
+
+
+def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
+    """Replace classes by the leaves below them. Labels that are coarse become sets; true labels are leaves."""
+    k = len(tree.leaves)
+    if data.scores is not None and data.candidates is None:
+        raise UserError("rule 'tree' works on candidates, votes or labels, not on scores")
+    unknown = [name for name in data.classes if name not in tree.below]
+    if unknown:
+        near = did_you_mean(unknown[0], tree.below)
+        raise UserError(f"{tree.place}: class {shown(unknown[0])} of the data is not in the tree{near}")
+    check_cells(data.n, k, 1 if data.weights is None else 5, tree.place)
+    table = np.zeros((len(data.classes), k), dtype=bool)
+    for row, name in enumerate(data.classes):
+        table[row, list(tree.below[name])] = True
+    names = {name: i for i, name in enumerate(tree.leaves)}
+    leaf = np.array([names.get(name, -1) for name in data.classes], dtype=np.int64)
+    fine = data.y is None or bool((leaf[data.y] >= 0).all())
+    coarse: Array
+    if data.candidates is not None:
+        coarse = data.candidates
+    elif data.votes is not None:
+        coarse = data.votes > 0
+    else:
+        assert data.y is not None
+        coarse = np.eye(len(data.classes), dtype=bool)[data.y]
+    sets = _expand(coarse, table)
+    weights = None if data.weights is None else data.weights @ (table / table.sum(axis=1, keepdims=True))
+    test = data.y_test is not None and bool((leaf[data.y_test] >= 0).all())
+    notes = [*data.notes]
+    if not fine:
+        notes.append("the labels are coarse: the true leaf is not known")
+    if data.y_test is not None and not test:
+        notes.append("the test labels are coarse: the test set is left out")
+    return replace(
+        data, classes=tree.leaves, candidates=sets, votes=None, scores=None, groups=None, notes=tuple(notes),
+        weights=None if weights is None else weights.astype(np.float32),
+        y=leaf[data.y] if fine and data.y is not None else None,
+        x_test=data.x_test if test else None,
+        y_test=leaf[data.y_test] if test and data.y_test is not None else None,
+    )  # fmt: skip
+
+
+def _expand(coarse: NDArray[np.bool_], table: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    out = np.empty((len(coarse), table.shape[1]), dtype=bool)
+    rows = max(1, (1 << 22) // table.shape[1])
+    for start in range(0, len(coarse), rows):
+        part = coarse[start : start + rows].astype(np.float32) @ table.astype(np.float32)
+        out[start : start + rows] = part > 0
+    return out

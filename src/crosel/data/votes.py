@@ -1,0 +1,128 @@
+"""Votes of several annotators: long (one vote a row) or wide (one column an annotator, blank: no vote).
+
+The inputs stand beside the votes (columns of numbers, or a `path`), or the task is itself an image path, or a file of
+inputs is joined by id (`data.inputs`). True labels, where known, are a column `truth` or come with the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.inputs import Inputs, join_inputs
+from crosel.data.limits import shown
+from crosel.data.settings import DataSettings, Progress
+from crosel.data.table import Table, check_ids, index_of, optional_labels
+from crosel.data.vocabulary import Vocabulary, check_cells, label_name, label_names
+from crosel.errors import UserError
+
+NO_VOTE = frozenset({"", "-1", "nan", "na", "null", "none"})
+
+
+def votes_dataset(
+    inputs: Inputs,
+    votes: Sequence[tuple[int, str, int, str]],  # example, label, and where it stands: row, column
+    table: Table,
+    settings: DataSettings,
+    truth: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+) -> Dataset:
+    """Count votes and put them to their inputs."""
+    n = len(inputs.x)
+    labels = truth if truth is not None else inputs.labels
+    found = {label for _, label, _, _ in votes} | set(labels or ()) | set(inputs.labels_test or ())
+    vocabulary = Vocabulary(found, settings.classes)
+    check_cells(n, len(vocabulary), 4, table.path)
+    columns = {label: index_of(table, vocabulary, label, row, column) for _, label, row, column in votes}
+    counts = np.zeros((n, len(vocabulary)), dtype=np.int32)
+    np.add.at(counts, ([example for example, _, _, _ in votes], [columns[label] for _, label, _, _ in votes]), 1)
+
+    def indices(names: Sequence[str] | None) -> list[int] | None:
+        try:
+            return None if names is None else [vocabulary[name] for name in names]
+        except ValueError as error:
+            raise UserError(f"{settings.inputs or table.path}: {error}") from None
+
+    return make_dataset(
+        inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
+        classes=vocabulary.classes, ids=inputs.ids, notes=tuple(notes), place=str(table.path),
+    )  # fmt: skip
+
+
+def long_votes(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+    key = "id" if "id" in table.columns else "path"
+    missing = [meaning for meaning in (key, "worker", "label") if meaning not in table.columns]
+    if missing:
+        raise UserError(
+            f"{table.path}, line 1: votes need the columns task, worker and label; no {missing[0]!r} is there"
+        )
+    tasks = table.parsed(key, label_name)
+    workers = table.parsed("worker", label_name)
+    labels = table.parsed("label", label_names)
+    first: dict[str, int] = {}  # task -> its first row
+    seen: dict[tuple[str, str, str], int] = {}
+    for row, task in enumerate(tasks):
+        first.setdefault(task, row)
+        for label in labels[row]:
+            vote = (task, workers[row], label)
+            if vote in seen:
+                what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
+                raise UserError(f"{table.place(row, 'label')}: {what} was given in line {table.lines[seen[vote]]}")
+            seen[vote] = row
+    example = {task: i for i, task in enumerate(first)}
+    rows = np.array(list(first.values()))
+    features = None
+    if table.features is not None:
+        features = table.features[rows]
+        other = (table.features != features[[example[task] for task in tasks]]).any(axis=1)
+        if other.any():
+            row = int(np.flatnonzero(other)[0])
+            line = table.lines[first[tasks[row]]]
+            raise UserError(f"{table.place(row)}: other numbers for {shown(tasks[row])} than in line {line}")
+    cells = [table.columns["path"][row] for row in rows] if "path" in table.columns else None
+    inputs = join_inputs(
+        list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells
+    )
+    votes = [(example[task], label, row, "label") for row, task in enumerate(tasks) for label in labels[row]]
+    truth, _ = optional_labels(table, rows, "truth")
+    return votes_dataset(inputs, votes, table, settings, truth)
+
+
+def wide_votes(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+    if not table.texts:
+        raise UserError(f"{table.path}, line 1: there is no column of votes")
+    key = "id" if "id" in table.columns else "path" if "path" in table.columns else None
+    names = check_ids(table, key) if key else [str(row) for row in range(table.n)]
+    votes: list[tuple[int, str, int, str]] = []
+    voted = np.zeros(table.n, dtype=bool)
+    known: dict[str, tuple[str, ...]] = {}
+    for column, cells in table.texts.items():
+        for row, cell in enumerate(cells):
+            if cell not in known:
+                try:
+                    known[cell] = () if cell.strip().lower() in NO_VOTE else label_names(cell)
+                except ValueError as error:
+                    raise UserError(f"{table.place(row, column)}: {error}") from None
+            for label in known[cell]:
+                votes.append((row, label, row, column))
+                voted[row] = True
+    if not voted.any():
+        raise UserError(f"{table.path}: there is not a single vote")
+    kept = np.flatnonzero(voted)
+    at = np.cumsum(voted) - 1
+    notes = [f"{table.n - len(kept)} examples without a vote are left out"] if len(kept) < table.n else []
+    images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
+    inputs = join_inputs(
+        [names[row] for row in kept],
+        lambda i: table.place(int(kept[i]), key),
+        table.path,
+        settings,
+        progress,
+        None,
+        images,
+    )
+    moved = [(int(at[example]), label, row, column) for example, label, row, column in votes]
+    truth, _ = optional_labels(table, kept, "truth" if "truth" in table.columns else "label")
+    return votes_dataset(inputs, moved, table, settings, truth, notes)

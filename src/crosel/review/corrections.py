@@ -1,0 +1,147 @@
+"""Decisions as a table: out of a review, and into the next training."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crosel.cells import csv_line, unguard
+from crosel.data import Dataset
+from crosel.data.limits import MAX_LINE, shown
+from crosel.errors import UserError, did_you_mean
+from crosel.files import atomic_write
+from crosel.review.store import Decisions, read_lines, replay
+from crosel.run import RunFolder
+
+COLUMNS = ("id", "label", "decision")
+
+
+def corrections_csv(decisions: Decisions, ids: Sequence[str], classes: Sequence[str]) -> bytes:
+    lines = [csv_line(COLUMNS)]
+    for row, decision in decisions.in_force():
+        lines.append(csv_line((ids[row], "" if decision.label < 0 else classes[decision.label], decision.kind)))
+    return b"".join(lines)
+
+
+def export_corrections(run: Path, out: Path) -> int:
+    """Write a run's decisions as csv (id, label, decision), also while it is under review; return their number."""
+    folder = RunFolder(run)
+    folder.read_config()  # says what is wrong with the folder, if anything
+    saved = folder.read_candidates()
+    n, classes, ids = len(saved["candidates"]), tuple(map(str, saved["classes"])), saved_ids(saved)
+    decisions = Decisions(n)
+    replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, classes)
+    atomic_write(out, corrections_csv(decisions, ids, classes))
+    return int((decisions.kinds > 0).sum())
+
+
+def saved_ids(saved: Mapping[str, Any]) -> list[str]:
+    """The examples' names as the run folder keeps them."""
+    return list(map(str, saved["ids"] if "ids" in saved else range(len(saved["candidates"]))))
+
+
+def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
+    """Known labels by row, as class numbers, from an exported csv or from a log (jsonl). Skipped examples have none."""
+    rows = _Rows([data.example_id(i) for i in range(data.n)])
+    if path.suffix == ".jsonl":
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
+        decisions = Decisions(data.n)
+        foreign = replay(read_lines(path), decisions, rows.of_entry, data.classes).foreign
+        if foreign:
+            raise UserError(f"{path}: line {foreign[0]}: not a decision about this data (another id, row or label)")
+        return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
+    if path.suffix == ".csv":
+        return _read_csv(path, data, rows)
+    raise UserError(
+        f"{path}: corrections are read from .csv (exported) or .jsonl (the log); give it one of these endings"
+    )
+
+
+def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
+    number = {name: j for j, name in enumerate(data.classes)}
+    found: dict[int, int] = {}
+    for line, entry in _csv_rows(path):
+        place = f"{path}: line {line}"
+        name, label = entry["id"], entry["label"]
+        if label == "":
+            continue
+        row = rows.find(name) if rows.find(name) is not None else rows.find(unguard(name))
+        if row is None:
+            raise UserError(f"{place}: no example has the id {shown(name)}")
+        if row < 0:
+            raise UserError(f"{place}: several examples have the id {shown(name)}; it must name one")
+        j = number.get(label, number.get(unguard(label)))
+        if j is None:
+            near = did_you_mean(label, data.classes)
+            raise UserError(f"{place}: {shown(label)} is none of the {len(data.classes)} classes{near}")
+        if found.setdefault(row, j) != j:
+            raise UserError(f"{place}: example {shown(name)} has two labels; leave one of them")
+    return found
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    old_limit = csv.field_size_limit(MAX_LINE)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream)
+            missing = [name for name in ("id", "label") if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(f"{path}: line 1: there is no column '{missing[0]}'; corrections have id and label")
+            for entry in reader:
+                if entry["id"] is None or entry["label"] is None or None in entry:
+                    raise UserError(f"{path}: line {reader.line_num}: another number of cells than the first line has")
+                yield reader.line_num, entry
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a csv file in UTF-8 ({error})") from None
+    finally:
+        csv.field_size_limit(old_limit)
+
+
+class _Rows:
+    """Rows by id. An id that several examples share is found only together with its row."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = ids
+        self._row: dict[str, int] = {}
+        for row, name in enumerate(ids):
+            self._row[name] = -1 if name in self._row else row
+
+    def find(self, name: str) -> int | None:
+        """The row; -1 for an id that several examples have, None for one that none has."""
+        return self._row.get(name)
+
+    def of_entry(self, entry: dict[str, Any]) -> int:
+        name, row = entry.get("id"), entry.get("row")
+        if isinstance(row, int) and not isinstance(row, bool) and 0 <= row < len(self._ids) and self._ids[row] == name:
+            return row
+        found = self._row.get(name) if isinstance(name, str) else None  # the data may stand in another order now
+        if found is None or found < 0:
+            raise ValueError("no such example")
+        return found
+
+
+def apply_corrections(data: Dataset, corrections: dict[int, int]) -> Dataset:
+    """The data with a set of one label wherever the label is known, so that every method takes it as given."""
+    assert data.candidates is not None
+    if not corrections:
+        return data
+    rows, labels = np.array(list(corrections)), np.array(list(corrections.values()))
+    changed: dict[str, Any] = {}
+    for name in ("candidates", "weights"):  # both are [n, k], and 0 outside the set
+        table = getattr(data, name, None)
+        if table is not None:
+            table = table.copy()
+            table[rows] = 0
+            table[rows, labels] = 1
+            changed[name] = table
+    return replace(data, **changed)

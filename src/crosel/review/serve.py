@@ -1,0 +1,79 @@
+"""Start-up: a free port on 127.0.0.1, a fresh token, the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import secrets
+import socket
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from crosel.errors import UserError
+from crosel.review.app import build_app
+from crosel.review.examples import load_examples, say
+
+HOST = "127.0.0.1"  # never another one: the page is for whoever sits at this machine
+
+
+def serve(run: Path, port: int, open_browser: bool) -> None:
+    listener = listen(port)  # first: a port that is taken should be told before a long start
+    with contextlib.closing(listener):
+        examples = load_examples(run)
+        for note in examples.notes:
+            say(note)
+        token = secrets.token_urlsafe(24)
+        app = build_app(examples, run / "review.jsonl", token)
+        address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
+        # No access log: it would hold the token. The protocol parts are named, so that extras change nothing.
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, ws="none", http="h11", loop="asyncio",
+            limit_concurrency=256, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        print(f"review {examples.n:,} examples at {address}", flush=True)
+        print("every decision is saved at once; end with Ctrl-C", flush=True)
+        with _opened(address, open_browser), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+            uvicorn.Server(config).run(sockets=[listener])
+        done = int((app.state.log.decisions.kinds > 0).sum())
+        app.state.log.close()
+        print(f"{done:,} decisions: {run / 'review.jsonl'}", flush=True)
+
+
+def listen(port: int) -> socket.socket:
+    if not 0 <= port < 65536:
+        raise UserError(f"--port {port}: a port is a number from 1 to 65535, or 0 for any that is free")
+    # The protocol is named, since asyncio sends small answers at once only on sockets that say they are TCP; others
+    # wait for the browser's acknowledgement, 40 ms for every answer.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart right after a stop
+        listener.bind((HOST, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or error
+        raise UserError(f"--port {port} cannot be had ({reason}); choose another, or leave it out") from None
+    return listener
+
+
+@contextmanager
+def _opened(address: str, open_browser: bool) -> Iterator[None]:
+    """Open the browser by way of a private file: a command line with the token could be read by other users."""
+    if not open_browser:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="crosel-review-") as folder:
+        page = Path(folder) / "open.html"
+        page.write_text(
+            f'<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>crosel</title>'
+            f'<meta http-equiv="refresh" content="0; url={html.escape(address, quote=True)}">',
+            encoding="utf-8",
+        )
+        with contextlib.suppress(webbrowser.Error, OSError):  # no browser here: the address is printed
+            webbrowser.open(page.as_uri())
+        yield

@@ -1,0 +1,66 @@
+"""Tables of many runs: mean and deviation over seeds, beside the paper's figures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from crosel.errors import UserError, did_you_mean
+from crosel.files import atomic_write, make_folder
+from crosel.tables.build import Row, Table, build
+from crosel.tables.collect import Collection, Run, collect
+from crosel.tables.paper import main_figures, paper
+from crosel.tables.render import ENDINGS, FORMATS, notes_of, render
+from crosel.tables.statistics import Estimate, PairedTest, estimate, paired_t_test
+
+__all__ = [
+    "FORMATS", "Collection", "Estimate", "PairedTest", "Row", "Run", "Table", "TablesText", "build", "collect",
+    "estimate", "main_figures", "make_tables", "notes_of", "paired_t_test", "paper", "pick_format", "render",
+    "tables_command",
+]  # fmt: skip
+
+
+class TablesText(NamedTuple):
+    """The tables as text, and the notes that a csv has no place for."""
+
+    text: str
+    notes: list[str]
+
+
+def pick_format(form: str | None, out: Path | None = None) -> str:
+    """The format asked for, or that of the file's ending, or markdown."""
+    if form is None:
+        return ENDINGS.get(out.suffix.lower(), "markdown") if out else "markdown"
+    if form not in FORMATS:
+        raise UserError(f"unknown format '{form}'{did_you_mean(form, FORMATS)}; there are {', '.join(FORMATS)}")
+    return form
+
+
+def make_tables(folders: Sequence[Path], form: str = "markdown") -> TablesText:
+    """Tables of all runs in or below these folders."""
+    form = pick_format(form)
+    collection = collect(folders)
+    if not collection.finished:
+        found = f"{len(collection.unfinished)} that are not finished" if collection.unfinished else "no run folders"
+        reason = f" ({collection.problems[0]})" if collection.problems else ""
+        raise UserError(f"{', '.join(map(str, folders))}: no finished run here, {found}{reason}")
+    tables = build(collection.finished)
+    notes = notes_of(tables, collection)
+    return TablesText(render(tables, form, notes), notes)
+
+
+def tables_command(folders: Sequence[Path], form: str | None, out: Path | None, echo: Callable[[str], object]) -> None:
+    """What `crosel tables` does."""
+    form = pick_format(form, out)
+    text, notes = make_tables(folders, form)
+    if form == "csv":  # it has no place for them, but nothing may be left out in silence
+        for note in notes:
+            sys.stderr.write(f"{note}\n")
+    if out is None:
+        echo(text.rstrip("\n"))
+        return
+    make_folder(out.parent)
+    atomic_write(out, text)
+    echo(f"tables: {out}")

@@ -1,0 +1,163 @@
+"""Find runs, and read of each what the tables need. Only the last epoch counts: nothing is chosen by the test set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from crosel.bench.cells import flat
+from crosel.config import read_yaml
+from crosel.errors import UserError
+from crosel.run import FREE_TO_CHANGE, RunFolder
+
+# Settings that do not decide what is learnt, or that have a place of their own in a Run.
+_ASIDE = {
+    *FREE_TO_CHANGE,
+    "seed",
+    "source",
+    "candidates",
+    "method.name",
+    "train.evaluate_every",
+    "train.eval_batch_size",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what it was asked, and how it ended."""
+
+    path: Path
+    dataset: str
+    rule: str
+    method: str
+    seed: int
+    settings: Mapping[str, Any] = field(hash=False)  # dotted names; what decides the result, but for the above
+    epochs_done: int = 0
+    last: Mapping[str, Any] = field(default_factory=dict, hash=False)  # last line of the metrics
+    seconds: float | None = None  # all epochs
+    images_per_second: float | None = None  # median over epochs: the first one is often slower
+    peak_memory_mib: float | None = None
+    hardware: str = ""
+
+    @property
+    def epochs(self) -> int:
+        return int(self.settings.get("train.epochs", 0))
+
+    @property
+    def network(self) -> str:
+        return str(self.settings.get("network.name", ""))
+
+    @property
+    def finished(self) -> bool:
+        return 0 < self.epochs <= self.epochs_done
+
+    @property
+    def key(self) -> str:
+        """The same for runs that differ in nothing but the seed."""
+        return json.dumps([self.dataset, self.rule, self.method, dict(self.settings)], sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Runs that came to their end, those that did not, and lines about what could not be used."""
+
+    finished: tuple[Run, ...]
+    unfinished: tuple[Run, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def collect(folders: Iterable[Path]) -> Collection:
+    """All runs in or below these folders; of two with the same settings and seed, the first by its path."""
+    paths: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        for path in find_runs(folder):
+            paths.setdefault(path.resolve(), path)
+    runs: dict[tuple[str, int], Run] = {}
+    unfinished, problems = [], []
+    for path in sorted(paths.values()):
+        try:
+            run = read_run(path)
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        if not run.finished:
+            unfinished.append(run)
+            continue
+        twin = runs.setdefault((run.key, run.seed), run)
+        if twin is not run:
+            problems.append(f"{run.path} repeats {twin.path} (same settings and seed)")
+    return Collection(tuple(runs.values()), tuple(unfinished), tuple(problems))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Folders that hold a run's config, this one included; what lies inside a run is not searched."""
+    found = []
+    for here, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        if "config.yaml" in files and "metrics.jsonl" in files:
+            found.append(Path(here))
+            names.clear()
+    return found
+
+
+def read_run(path: Path) -> Run:
+    folder = RunFolder(path)
+    settings = _settings(folder)
+    rows = folder.read_metrics()
+    known = [row for row in rows if isinstance(row, dict) and isinstance(row.get("epoch"), int)]
+
+    def column(name: str) -> list[float]:
+        return [float(row[name]) for row in known if isinstance(row.get(name), int | float)]
+
+    rates, memory, seconds = column("images_per_second"), column("peak_memory_mib"), column("seconds")
+    try:
+        seed, method, source = int(settings["seed"]), str(settings["method.name"]), str(settings["source"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{folder / 'config.yaml'}: seed, method.name or source is missing") from None
+    return Run(
+        path,
+        source if "." not in source and "/" not in source else Path(source).name,
+        str(settings.get("candidates") or ""),
+        method,
+        seed,
+        {name: value for name, value in settings.items() if name not in _ASIDE},
+        known[-1]["epoch"] if known else 0,
+        known[-1] if known else {},
+        sum(seconds) if seconds else None,
+        median(rates) if rates else None,
+        max(memory) if memory else None,
+        _hardware(path / "environment.json"),
+    )
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    try:
+        tree = folder.read_config().model_dump(mode="json")  # fills in settings that are younger than the run
+    except UserError:
+        tree = read_yaml(folder / "config.yaml")  # made by another version, or with a method of the user's own
+    return flat(tree)
+
+
+def _hardware(path: Path) -> str:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(content, dict):
+        return ""
+    command = content.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    # A card may be there without being used; of a flag given twice, the last counts.
+    asked = [after for word, after in pairwise(words) if word == "--device"]
+    if content.get("gpu") and asked[-1:] != ["cpu"]:
+        return str(content["gpu"])
+    threads = content.get("threads") or content.get("cpu_count")
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}" if threads else "CPU"

@@ -1,0 +1,322 @@
+"""Running suites: what is done is skipped, what broke is resumed, what fails does not stop the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosel.bench import (
+    EXECUTORS,
+    Cell,
+    CellResult,
+    Options,
+    Suite,
+    expand,
+    failure_lines,
+    list_lines,
+    parse_suite,
+    read_suite,
+    run_cell,
+    run_suite,
+)
+from crosel.bench.board import Board
+from crosel.bench.cells import Watcher
+from crosel.bench.local import Process, command, devices, last_line, result_of
+from crosel.errors import Interrupted, UserError
+from crosel.run import RunFolder
+
+TINY = {
+    "source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3", "network.width": 4,
+    "train.epochs": 2, "train.batch_size": 256,
+}  # fmt: skip
+NO_WARMUP_LEFT = {"method": "crosel", "method.warmup": 9}  # of two epochs: refused when the run begins
+
+
+def tiny(grid: dict[str, Any], base: dict[str, Any] | None = None, seeds: int = 1) -> Suite:
+    return parse_suite({"base": {**TINY, **(base or {})}, "grid": grid, "seeds": seeds}, "tiny", "tiny.yaml")
+
+
+def here(
+    cells: Sequence[Cell], options: Options, watch: Watcher, stop: Callable[[], bool]
+) -> Generator[CellResult, None, None]:
+    """An executor in this process: what another one, as on a cluster, has to do."""
+    for cell in cells:
+        watch.started(cell)
+        yield run_cell(cell, options.folder(cell), options.device)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXECUTORS, "here", here)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def epochs_done(folder: Path) -> int:
+    return len(RunFolder(folder).read_metrics())
+
+
+# --- in this process ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_process")
+def test_done_is_skipped_broken_resumed_failing_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = tiny({"method": {"bad": NO_WARMUP_LEFT, "cc": {"method": "cc"}, "proden": {"method": "proden"}}})
+    results = run_suite(suite, tmp_path, on="here", device="cpu", quiet=False)
+    assert [result.status for result in results] == ["failed", "done", "done"]
+    assert failure_lines(results) == [
+        "digits-q0.3/crosel-bad-seed0: method.warmup is 9, but there are only 2 epochs: nothing would ever be "
+        "selected; raise train.epochs or lower method.warmup"
+    ]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"tiny: 3 cells into {tmp_path}"
+    assert re.match(r"done     digits-q0.3/cc-seed0 +2/3  accuracy \d", said[4])
+
+    cc, proden = (RunFolder(tmp_path / "digits-q0.3" / f"{name}-seed0") for name in ("cc", "proden"))
+    (proden / "done").unlink()  # as if it had been killed after its first epoch
+    newest = max(proden.checkpoints.iterdir())
+    newest.unlink()
+    before = (cc / "metrics.jsonl").stat().st_mtime_ns
+    lines = list_lines(expand(suite), tmp_path)
+    assert [line.split()[0] for line in lines] == ["new", "done", "begun"]
+    first = proden.read_metrics()[0]
+    results = run_suite(suite, tmp_path, on="here", device="cpu")
+    assert [result.status for result in results] == ["failed", "skipped", "done"]
+    assert (cc / "metrics.jsonl").stat().st_mtime_ns == before
+    assert results[1].row["epoch"] == 2
+    assert proden.is_done
+    assert proden.read_metrics()[0] == first  # kept, not made anew: its time is the same
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_finished_run_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
+    suite = tiny({"method": ["cc"]})
+    assert run_suite(suite, tmp_path, on="here", device="cpu")[0].status == "done"
+    assert run_suite(suite, tmp_path, on="here", settings=["train.log_every=3"])[0].status == "skipped"
+    (other,) = run_suite(suite, tmp_path, on="here", device="cpu", settings=["train.lr=0.3"])
+    assert other.status == "failed"
+    assert other.line == "a finished run with other settings is here: train.lr was 0.05, now 0.3"
+    assert list_lines([other.cell], tmp_path)[0].startswith("failed ")
+    (tmp_path / other.cell.name / "config.yaml").write_text("nonsense: 1\n", encoding="utf-8")
+    assert run_suite(suite, tmp_path, on="here")[0].status == "failed"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_error_of_ours_in_one_cell_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crosel import runner
+
+    real = runner.finish
+
+    def broken(folder: RunFolder, session: Any) -> None:
+        if session.config.method.name == "cc":
+            raise ZeroDivisionError("oh")
+        real(folder, session)
+
+    monkeypatch.setattr(runner, "finish", broken)
+    results = run_suite(tiny({"method": ["cc", "proden"]}), tmp_path, on="here", device="cpu")
+    assert [(result.status, result.line) for result in results] == [("failed", "ZeroDivisionError: oh"), ("done", "")]
+
+
+def test_nothing_is_begun_when_something_is_wrong_with_the_call(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for call, says in (
+        ({"jobs": 0}, "--jobs 0"), ({"on": "locl"}, "did you mean 'local'"), ({"settings": ["train.lr"]}, "NAME=VALUE"),
+        ({"seeds": 0}, "'seeds' is a number"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            run_suite("digits-tiny", out, **call)  # type: ignore[arg-type]
+    assert not out.exists()
+    out.write_text("a file", encoding="utf-8")
+    with pytest.raises(UserError, match="this is a file"):
+        run_suite("digits-tiny", out)
+
+
+# --- in processes -------------------------------------------------------------------------------------------------
+
+
+def test_two_at_once_and_one_fails(tmp_path: Path) -> None:
+    suite = tiny({"method": {"bad": NO_WARMUP_LEFT, "cc": {"method": "cc"}}})
+    bad, good = run_suite(suite, tmp_path, jobs=2, device="cpu")
+    assert (bad.status, good.status) == ("failed", "done")
+    assert bad.line.startswith("method.warmup is 9, but there are only 2 epochs")
+    assert not bad.folder.exists()
+    assert RunFolder(good.folder).is_done
+    assert good.row["epoch"] == 2
+    command = json.loads((good.folder / "environment.json").read_text(encoding="utf-8"))["command"]
+    assert command[:5] == ["crosel", "train", "digits", "--method", "cc"]
+    # The command alone is the run: the config that the child resolved is the one that was asked for.
+    assert run_suite(suite, tmp_path, jobs=2, device="cpu", on="local", settings=())[1].status == "skipped"
+
+
+EPOCHS = 16
+LONG = {"train.epochs": EPOCHS, "train.batch_size": 16}
+
+
+def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = tiny({"method": ["cc"]}, LONG, seeds=2)
+    folders = [tmp_path / cell.name for cell in expand(suite)]
+
+    def interrupt() -> None:
+        wait_for(lambda: epochs_done(folders[0]) >= 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted, match="stopped with 0 of 2 cells done; the same command goes on"):
+        run_suite(suite, tmp_path, device="cpu")
+    thread.join()
+    reached = epochs_done(folders[0])
+    assert 1 <= reached < EPOCHS
+    assert not folders[1].exists()  # it was not its turn yet
+    assert list((folders[0] / "checkpoints").glob("*.safetensors"))
+    assert "the state is saved" in last_line(tmp_path / "logs" / "digits-q0.3--cc-seed0.log")
+
+    times = [row["seconds"] for row in RunFolder(folders[0]).read_metrics()]
+    monkeypatch.setitem(EXECUTORS, "here", here)
+    assert [result.status for result in run_suite(suite, tmp_path, seeds=1, on="here", device="cpu")] == ["done"]
+    rows = RunFolder(folders[0]).read_metrics()
+    assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
+    assert [row["seconds"] for row in rows[:reached]] == times  # what was done was not done again
+
+
+def test_a_killed_bench_takes_its_runs_with_it(tmp_path: Path) -> None:
+    (cell,) = expand(tiny({"method": ["cc"]}, LONG))
+    folder, log = tmp_path / "run", tmp_path / "log"
+    # A parent that is nothing but a parent starts sooner than a whole bench would.
+    code = (
+        "import os, subprocess, sys; "
+        "words = [word.replace('PARENT', str(os.getpid())) for word in sys.argv[2:]]; "
+        "subprocess.run(words, stderr=open(sys.argv[1], 'w'))"
+    )
+    words = [word if word != "-1" else "PARENT" for word in command(cell, folder, "cpu", -1)]
+    parent = subprocess.Popen([sys.executable, "-c", code, str(log), *words])
+    try:
+        wait_for(lambda: epochs_done(folder) >= 1)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: "the state is saved" in last_line(log))
+    assert 1 <= epochs_done(folder) < EPOCHS
+    assert not RunFolder(folder).is_done
+
+
+def test_how_a_killed_process_is_reported(tmp_path: Path) -> None:
+    (cell,) = expand(tiny({"method": ["cc"]}))
+    log = tmp_path / "a.log"
+    log.write_text("epoch 1\n\n", encoding="utf-8")
+    popen = subprocess.Popen(["sleep", "60"])
+    popen.kill()
+    popen.wait()
+    result = result_of(Process(cell, popen, log, "cpu", time.monotonic()), Options(tmp_path))
+    assert (result.status, result.line) == ("failed", "killed by SIGKILL after: epoch 1")
+    stopped = result_of(Process(cell, popen, tmp_path / "none", "cpu", 0.0), Options(tmp_path), stopping=True)
+    assert (stopped.status, stopped.line) == ("stopped", "")
+    popen.returncode = -999
+    assert "killed by signal 999" in result_of(Process(cell, popen, log, "cpu", 0.0), Options(tmp_path)).line
+
+
+def test_cards_are_filled_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices("auto", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert devices("cpu", 2) == ["cpu", "cpu"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert devices("cuda", 2) == ["cuda", "cuda"]
+
+
+# --- what is shown ------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal shows after this text: lines, and the two moves that the board makes."""
+    lines = [""]
+    for part in re.split(r"(\033\[\d+A\r\033\[J|\n)", text):
+        if part == "\n":
+            lines.append("")
+        elif part.startswith("\033["):
+            del lines[len(lines) - 1 - int(part[2:].split("A")[0]) :]
+            lines.append("")
+        else:
+            lines[-1] += part
+    return lines
+
+
+def test_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
+    cells = expand(read_suite("digits-tiny"))
+    stream, options = Terminal(), Options(tmp_path)
+    board = Board(cells, options, stream)
+    board.started(cells[0])
+    board.started(cells[1])
+    folder = tmp_path / cells[0].name
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"epoch": 1, "test_accuracy": 0.5}\n', encoding="utf-8")
+    board.tick()
+    shown = screen(stream.getvalue())
+    assert shown[0].startswith("running  digits-q0.3/crosel-seed0  epoch 1/2  accuracy 50.0")
+    assert shown[1].startswith("running  digits-q0.3/crosel-seed1  epoch 0/2")
+    assert shown[2:] == ["4 cells: 2 running, 2 waiting", ""]
+    assert max(map(len, shown)) < 60
+    board.finished(CellResult(cells[0], folder, "done", row={"test_accuracy": 0.75}, seconds=70))
+    board.finished(CellResult(cells[1], folder, "failed", "out of memory"))
+    shown = screen(stream.getvalue())
+    assert shown == [
+        "done     digits-q0.3/crosel-seed0  1/4  accuracy 75.0 %  1 min 10 s",
+        "failed   digits-q0.3/crosel-seed1  2/4  out of memory",
+        "4 cells: 1 done, 1 failed, 2 waiting",
+        "",
+    ]
+    board.close()
+    assert screen(stream.getvalue())[2:] == [""]
+
+
+def test_a_second_ctrl_c_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def sleeper(cell: Cell, options: Options, device: str) -> Process:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        return Process(cell, started[-1], tmp_path / "log", device, time.monotonic())
+
+    def tick(board: Board) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("crosel.bench.local.start", sleeper)
+    monkeypatch.setattr(Board, "tick", tick)
+    with pytest.raises(KeyboardInterrupt):
+        run_suite("digits-tiny", tmp_path, jobs=3)
+    assert [popen.poll() for popen in started] == [-signal.SIGKILL] * 3
+
+
+def test_quiet_and_plain(tmp_path: Path) -> None:
+    cells = expand(read_suite("digits-tiny"), seeds=1)
+    for quiet, expected in ((True, ""), (False, "start    digits-q0.3/crosel-seed0\n")):
+        stream = io.StringIO()
+        board = Board(cells, Options(tmp_path), stream, quiet=quiet)
+        board.started(cells[0])
+        board.tick()
+        board.close()
+        assert stream.getvalue() == expected

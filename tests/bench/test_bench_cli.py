@@ -1,0 +1,93 @@
+"""`crosel bench` and `crosel tables` as commands: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from _made import make_run
+from _support import CroselCli
+
+from crosel.bench import EXECUTORS, expand, read_suite, run_cell, suites
+
+
+@pytest.fixture(autouse=True)
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells run in this process: processes of their own are tested elsewhere, and take their time."""
+
+    def here(cells, options, watch, stop):  # type: ignore[no-untyped-def]
+        for cell in cells:
+            watch.started(cell)
+            yield run_cell(cell, options.folder(cell), options.device)
+
+    monkeypatch.setitem(EXECUTORS, "local", here)
+
+
+def test_a_suite_from_start_to_tables(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    out = tmp_path / "out"
+    result = crosel_cli("bench", "digits-tiny", "--seeds", 1, "--out", out, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == [f"2 of 2 cells done; tables: crosel tables {out}"]
+    assert "done     digits-q0.3/cc-seed0" in result.err
+    listed = crosel_cli("bench", "digits-tiny", "--out", out, "--list")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["done", "new", "done", "new"]
+    text = crosel_cli("tables", out)
+    assert text.code == 0, text.err
+    assert text.out.startswith("### digits, uniform:q=0.3\n\n| method | network |")
+    written = crosel_cli("tables", out, "--out", tmp_path / "t" / "x.csv")
+    assert written.out == f"tables: {tmp_path / 't' / 'x.csv'}\n"
+    assert "Last epoch" in written.err
+    assert (tmp_path / "t" / "x.csv").read_text(encoding="utf-8").startswith("dataset,candidates,method")
+
+
+def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    path = tmp_path / "mine.yaml"
+    base = {"source": str(tmp_path / "none.npz"), "candidates": "uniform:q=0.3", "train.epochs": 2}
+    path.write_text(json.dumps({"base": base}), encoding="utf-8")
+    result = crosel_cli("bench", path, "--out", tmp_path / "out", "--device", "cpu")
+    assert result.code == 1
+    assert result.out.startswith("0 of 1 cells done")
+    assert "failed: none-q0.3/crosel-seed0: source" in result.out
+    assert "Traceback" not in result.err
+
+
+def test_what_there_is(crosel_cli: CroselCli) -> None:
+    lines = crosel_cli("bench", "list").out.splitlines()
+    assert len(lines) == len(suites())
+    assert any(line.startswith("paper-main ") and line.endswith("(126 cells)") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("bench", "digist"), "unknown suite 'digist' (did you mean 'digits'?)"),
+        (("bench", "digits-tiny", "--on", "mars"), "--on mars: there is no such place"),
+        (("bench", "digits-tiny", "--jobs", "0"), "jobs"),
+        (
+            ("bench", "digits-tiny", "--set", "train.lr=x"),
+            "suite 'digits-tiny', cell digits-q0.3/crosel-seed0: setting",
+        ),
+        (("tables", "nowhere"), "nowhere: no such folder"),
+        (("tables", ".", "--format", "pdf"), "unknown format 'pdf'"),
+    ],
+)
+def test_mistakes_give_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crosel_cli: CroselCli, words: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = crosel_cli(*words)
+    assert result.code == 2
+    assert says in result.err
+    assert len(result.err.splitlines()) <= 2
+    assert not (tmp_path / "bench").exists()
+
+
+def test_tables_of_made_runs_in_latex(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    make_run(tmp_path / "a", accuracy=0.9)
+    result = crosel_cli("tables", tmp_path, "--format", "latex")
+    assert r"90.00 & 97.34 $\pm$ 0.05" in result.out
+
+
+def test_the_tiny_suite_is_tiny() -> None:
+    assert all(cell.config.train.epochs == 2 for cell in expand(read_suite("digits-tiny")))

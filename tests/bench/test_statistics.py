@@ -1,0 +1,80 @@
+"""Means, deviations and the t-test, against the standard library and SciPy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import scipy.special
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosel.tables import estimate, paired_t_test
+from crosel.tables.statistics import incomplete_beta, t_tails
+
+shares = st.floats(0, 100, allow_nan=False)
+
+
+@settings(deadline=None)
+@given(st.lists(shares, min_size=1, max_size=12))
+def test_mean_and_deviation(values: list[float]) -> None:
+    mean, deviation, n = estimate(values)
+    assert n == len(values)
+    assert mean == pytest.approx(statistics.fmean(values), rel=1e-12, abs=1e-12)
+    if n == 1:
+        assert deviation is None
+    else:
+        assert deviation == pytest.approx(statistics.stdev(values), rel=1e-9, abs=1e-9)
+
+
+def test_by_hand() -> None:
+    assert estimate([1.0, 2.0, 3.0]) == (2.0, 1.0, 3)
+    test = paired_t_test([3.0, 4.0, 5.0], [2.0, 2.0, 2.0])  # differences 1, 2, 3: mean 2, deviation 1
+    assert test.t == pytest.approx(2 * math.sqrt(3))
+    assert test.p == pytest.approx(1 - test.t / math.sqrt(2 + test.t**2))  # closed form for two degrees of freedom
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(shares, shares), min_size=2, max_size=12))
+def test_paired_test_is_scipys(pairs: list[tuple[float, float]]) -> None:
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    differences = [round(x - y, 9) for x, y in pairs]
+    if len(set(differences)) == 1:  # no deviation but what rounding leaves; see below
+        return
+    ours, theirs = paired_t_test(a, b), scipy.stats.ttest_rel(a, b)
+    assert ours.n == len(pairs)
+    assert ours.t == pytest.approx(theirs.statistic, rel=1e-6)
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_no_deviation() -> None:
+    same = paired_t_test([1.0, 2.0], [1.0, 2.0])
+    assert math.isnan(same.t)
+    assert math.isnan(same.p)
+    assert paired_t_test([2.0, 3.0], [1.0, 2.0]) == (math.inf, 0.0, 2)
+    assert paired_t_test([1.0, 2.0], [2.0, 3.0]) == (-math.inf, 0.0, 2)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(0.5, 50), st.floats(0.5, 50))
+def test_incomplete_beta(x: float, a: float, b: float) -> None:
+    assert incomplete_beta(x, a, b) == pytest.approx(float(scipy.special.betainc(a, b, x)), rel=1e-8, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(st.floats(-50, 50), st.integers(1, 60))
+def test_tails(t: float, freedom: int) -> None:
+    assert t_tails(t, freedom) == pytest.approx(2 * float(scipy.stats.t.sf(abs(t), freedom)), rel=1e-7, abs=1e-13)
+
+
+def test_what_cannot_be_answered() -> None:
+    for call in (
+        lambda: estimate([]),
+        lambda: paired_t_test([1.0], [2.0]),
+        lambda: paired_t_test([1.0, 2.0], [2.0]),
+        lambda: incomplete_beta(1.1, 1, 1),
+    ):
+        with pytest.raises(ValueError):
+            call()

@@ -1,0 +1,181 @@
+"""Suites: what a grid becomes, how cells are called, and what is said about a bad file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from crosel.bench import expand, list_lines, parse_suite, read_suite, suites
+from crosel.errors import UserError
+
+BASE = {"source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3"}
+
+
+def make(**content: Any) -> Any:
+    return parse_suite({"base": BASE, **content}, "mine", "mine.yaml")
+
+
+def names(suite: Any, **options: Any) -> list[str]:
+    return [cell.name for cell in expand(suite, **options)]
+
+
+def test_grid_times_seeds() -> None:
+    cells = expand(make(seeds=2, grid={"method": ["cc", "crosel"], "train.epochs": [30, 40]}))
+    assert [cell.name for cell in cells] == [
+        "digits-q0.3/cc-epochs=30-seed0", "digits-q0.3/cc-epochs=30-seed1",
+        "digits-q0.3/cc-epochs=40-seed0", "digits-q0.3/cc-epochs=40-seed1",
+        "digits-q0.3/crosel-epochs=30-seed0", "digits-q0.3/crosel-epochs=30-seed1",
+        "digits-q0.3/crosel-epochs=40-seed0", "digits-q0.3/crosel-epochs=40-seed1",
+    ]  # fmt: skip
+    last = cells[-1].config
+    assert (last.method.name, last.train.epochs, last.seed, last.source) == ("crosel", 40, 1, "digits")
+    assert last.network.width == 32  # of the preset
+    assert last.method.model_dump()["warmup"] == 20
+
+
+def test_named_choices_set_several_things() -> None:
+    choices = {"low": {"method.lambda_cr": 1}, "fixed": {"method": {"lambda_cr": 2, "dynamic_lambda": False}}}
+    low, fixed = expand(make(grid={"weight": choices}))
+    assert (low.name, fixed.name) == ("digits-q0.3/crosel-weight=low-seed0", "digits-q0.3/crosel-weight=fixed-seed0")
+    settings = fixed.config.method.model_dump()
+    assert (settings["lambda_cr"], settings["dynamic_lambda"]) == (2, False)
+    assert low.config.method.model_dump()["dynamic_lambda"] is True
+
+
+def test_choices_of_methods_with_their_own_settings() -> None:
+    choices = {"cc": {"method": "cc"}, "quick": {"method": "crosel", "method.warmup": 5}}
+    assert names(make(grid={"method": choices})) == ["digits-q0.3/cc-seed0", "digits-q0.3/crosel-quick-seed0"]
+
+
+def test_values_that_are_lists_and_whole_floats() -> None:
+    grid = {"method.criteria": [[1], [1, 2, 3]], "method.lambda_cr": [1.0, 0.5]}
+    cells = expand(make(grid=grid))
+    assert cells[0].name == "digits-q0.3/crosel-criteria=1-lambda_cr=1-seed0"
+    assert cells[-1].name == "digits-q0.3/crosel-criteria=1+2+3-lambda_cr=0.5-seed0"
+    assert cells[-1].config.method.model_dump()["criteria"] == (1, 2, 3)
+
+
+def test_parts_join_grids_that_do_not_multiply() -> None:
+    suite = make(
+        grid={"method": ["cc"]},
+        parts=[
+            {"base": {"candidates": "uniform:q=0.1"}},
+            {"base": {"candidates": "uniform:q=0.5"}, "grid": {"train.lr": [0.1, 0.2]}},
+        ],
+    )
+    assert names(suite) == ["digits-q0.1/cc-seed0", "digits-q0.5/cc-lr=0.1-seed0", "digits-q0.5/cc-lr=0.2-seed0"]
+
+
+def test_a_name_does_not_depend_on_the_rest_of_the_suite() -> None:
+    few, many = make(grid={"train.lr": [0.1]}), make(seeds=[3, 0], grid={"train.lr": [0.3, 0.1]})
+    assert names(few)[0] in names(many)
+    assert names(many, seeds=1)[-1] == names(few)[0]
+
+
+def test_seeds_and_settings_go_over_the_suite() -> None:
+    suite = make(seeds=[7], **{"grid": {"train.epochs": [30]}})
+    assert [cell.config.seed for cell in expand(suite)] == [7]
+    assert [cell.config.seed for cell in expand(suite, seeds=3)] == [0, 1, 2]
+    assert [cell.config.seed for cell in expand(suite, seeds=[4, 2])] == [4, 2]
+    assert expand(suite, settings=["train.epochs=25"])[0].config.train.epochs == 25
+    with pytest.raises(UserError, match=r"are the same run; --set train.lr=1 goes over what the suite varies"):
+        expand(make(grid={"train.lr": [0.1, 0.2]}), settings=["train.lr=1"])
+
+
+def test_arguments_make_the_same_config() -> None:
+    """The command line of a cell and its config are two views of one thing."""
+    from crosel.config import build_config
+
+    for cell in expand(read_suite("paper-lambda"), seeds=1, data_dir=Path("files")):
+        words = list(cell.arguments)
+        source, flags = words[0], dict(zip(words[1::2], words[2::2], strict=True))
+        sets = [after for word, after in zip(words[1::2], words[2::2], strict=True) if word == "--set"]
+        values = {
+            "source": source, "candidates": flags["--candidates"], "seed": int(flags["--seed"]),
+            "data_dir": flags["--data"], "method": {"name": flags["--method"]},
+        }  # fmt: skip
+        assert build_config(preset=flags["--preset"], values=values, settings=sets) == cell.config
+
+
+@pytest.mark.parametrize("name", list(suites()))
+def test_suites_that_come_with_crosel(name: str) -> None:
+    suite = read_suite(name)
+    cells = expand(suite)
+    assert len(cells) == suite.size > 0
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert len({cell.config.model_dump_json() for cell in cells}) == len(cells)
+    if name.startswith("paper-"):
+        assert suite.seeds == (0, 1, 2)
+        assert {cell.config.network.name for cell in cells} == {"wrn-34-10"}
+
+
+def test_the_main_table_is_complete() -> None:
+    cells = expand(read_suite("paper-main"), seeds=1)
+    assert len(cells) == 2 * 3 * 7
+    pico = next(cell for cell in cells if cell.name == "cifar100-q0.05/pico-seed0")
+    assert (pico.config.train.epochs, pico.config.train.batch_size) == (800, 256)
+
+
+def test_list_shows_a_command_for_each_cell(tmp_path: Path) -> None:
+    line = list_lines(expand(make(grid={"method.criteria": [[1, 2]]})))[0]
+    assert line == (
+        "digits-q0.3/crosel-criteria=1+2-seed0: crosel train digits --method crosel --preset demo/digits "
+        "--candidates uniform:q=0.3 --seed 0 --set 'method.criteria=[1, 2]'"
+    )
+    assert list_lines(expand(make()), tmp_path)[0].startswith("new ")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"gird": {}}, "unknown key 'gird' (did you mean 'grid'?)"),
+        ({"seeds": 0}, "'seeds' is a number from 1 on"),
+        ({"seeds": [1, 1]}, "different seeds"),
+        ({"seeds": [[1]]}, "'seeds' is a number"),
+        ({"seeds": True}, "'seeds' is a number"),
+        ({"base": {}}, "'source' is missing"),
+        ({"base": 3}, "'base' needs"),
+        ({"base": {**BASE, "seed": 3}}, "seeds are given by 'seeds'"),
+        ({"grid": {"method": "cc"}}, "'grid.method' needs a list"),
+        ({"grid": {"method": []}}, "'grid.method' needs a list"),
+        ({"grid": {"a": [{"train.lr": 1}]}}, "settings without a name"),
+        ({"grid": 3}, "'grid' needs lines"),
+        ({"parts": {}}, "'parts' is a list"),
+        ({"parts": [3]}, "parts, item 1"),
+        ({"parts": [{"bass": {}}]}, "parts, item 1: unknown key 'bass' (did you mean 'base'?)"),
+        ({"grid": {"method": ["croesl"]}}, "did you mean 'crosel'?"),
+        ({"grid": {"method.gama": [0.8]}}, "unknown setting 'method.gama' (did you mean 'method.gamma'?)"),
+        ({"grid": {"train.lr": [-1]}}, "cell digits-q0.3/crosel-lr=-1-seed0: setting 'train.lr'"),
+        ({"base": {**BASE, "preset": "demo/digit"}}, "did you mean 'demo/digits'?"),
+        ({"grid": {"a": {"b": {}, "c": {}}}}, "crosel-a=b-seed0 and digits-q0.3/crosel-a=c-seed0 are the same run"),
+        ({"parts": [{}, {}]}, "two cells are called digits-q0.3/crosel-seed0"),
+    ],
+)
+def test_bad_suites(content: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        expand(make(**content))
+    assert says in str(error.value)
+    assert str(error.value).startswith("mine.yaml")
+
+
+def test_names_and_files_of_suites(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown suite 'digist' .did you mean 'digits'"):
+        read_suite("digist")
+    with pytest.raises(UserError, match="no such file"):
+        read_suite(str(tmp_path / "none.yaml"))
+    path = tmp_path / "own.yaml"
+    path.write_text("base: [", encoding="utf-8")
+    with pytest.raises(UserError, match=r"own.yaml, line 1.*not valid YAML"):
+        read_suite(str(path))
+    path.write_text(yaml.safe_dump({"base": BASE}), encoding="utf-8")
+    suite = read_suite(str(path))
+    assert (suite.name, suite.title, suite.seeds) == ("own", "own", (0,))
+
+
+def test_names_stay_inside_the_folder() -> None:
+    suite = make(base={"source": "../../x y.npz"}, grid={"weight": {"../..": {"train.lr": 0.1}}})
+    (name,) = names(suite)
+    assert name == "x_y/crosel-weight=.._..-seed0"

@@ -1,0 +1,144 @@
+"""Any source to one native file and back, and the summary against a slow version."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from _files import picture, put, read, sets_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from crosel.data import DataSettings, draw_candidates, load
+from crosel.data import summary as summary_module
+from crosel.data.convert import convert, write_npz
+from crosel.data.dataset import make_dataset
+from crosel.data.summary import summarise
+from crosel.errors import UserError
+
+
+@given(hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=20)), st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_summary_by_hand(sets, cells):
+    sets[~sets.any(axis=1), 0] = True
+    n, k = sets.shape
+    y = np.arange(n) * 7 % k
+    data = make_dataset(np.zeros((n, 2)), sets, y=y)
+    old = summary_module._CELLS
+    summary_module._CELLS = cells  # blocks of a few rows give the same
+    try:
+        found = summarise(data)
+    finally:
+        summary_module._CELLS = old
+    sizes = [int(row.sum()) for row in sets]
+    assert (found.n, found.k, found.sizes) == (n, k, dict(sorted(Counter(sizes).items())))
+    assert found.mean_size == pytest.approx(sum(sizes) / n)
+    assert (found.singletons, found.full) == (sizes.count(1), sizes.count(k))
+    assert found.missing == sum(not sets[i, y[i]] for i in range(n))
+    columns = {str(j): tuple(sets[:, j]) for j in range(k)}
+    assert set(found.never) == {name for name, column in columns.items() if not any(column)}
+    expected = {tuple(sorted(b for b in columns if columns[b] == columns[a])) for a in columns if any(columns[a])}
+    assert {tuple(sorted(group)) for group in found.together} == {group for group in expected if len(group) > 1}
+
+
+def test_summary_for_people():
+    sets = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 1, 0], [1, 1, 0, 0]]
+    data = make_dataset(
+        np.zeros((4, 2)), sets, y=[0, 1, 0, 1], classes=["cat", "dog", "bird", "fish"], notes=("a note",)
+    )
+    assert summarise(data).lines() == [
+        "4 examples (2 features), 4 classes",
+        "candidates: 2.00 on average; sizes 1: 1, 2: 2, 3: 1",
+        "one label alone: 1 (25.0 %); all labels: 0 (0.0 %)",
+        "labels in no set: fish",
+        "always together, so nothing tells them apart: cat, dog",
+        "sets without the true label: 1 (25.0 %)",
+        "a note",
+    ]
+    many = make_dataset(np.zeros((40, 8, 8)), np.tri(40, dtype=bool), x_test=np.zeros((3, 8, 8)), y_test=[0, 1, 2])
+    lines = summarise(many).lines()
+    assert lines[0] == "40 examples (images of 8 x 8 x 1), 40 classes, 3 to test"
+    assert lines[1] == "candidates: 20.50 on average; sizes from 1 to 40, most often 1"
+    assert len(lines) == 3  # truth is not known
+
+
+def test_summary_in_bounded_memory():
+    sets = np.zeros((200_000, 200), dtype=bool)
+    sets[:, :3] = True
+    data = make_dataset(np.zeros((200_000, 1), np.float32), sets)
+    tracemalloc.start()
+    try:
+        found = summarise(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.together == (("0", "1", "2"),)
+    assert peak < sets.nbytes  # a block and what is made of it, whatever the number of examples
+
+
+def same(one, other) -> None:
+    for name in ("x", "candidates", "y", "x_test", "y_test", "weights"):
+        a, b = getattr(one, name), getattr(other, name)
+        assert (a is None) == (b is None), name
+        assert a is None or (np.array_equal(a, b) and a.dtype == b.dtype), name
+    for name in ("classes", "ids", "groups", "mean", "std", "flips"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+def test_everything_survives_the_file(tmp_path):
+    rng = np.random.default_rng(0)
+    data = make_dataset(
+        rng.integers(0, 256, (5, 4, 6, 3), dtype=np.uint8), rng.random((5, 3)) < 2, y=[0, 1, 2, 0, 1],
+        x_test=rng.integers(0, 256, (2, 4, 6, 3), dtype=np.uint8), y_test=[1, 2], classes=["a", "ß", "日本"],
+        ids=["1", "zwei", "三", "4", "5"], weights=rng.random((5, 3)), groups=(0, 0, 1), mean=(0.1, 0.2, 0.3),
+        std=(0.5, 0.5, 0.5), flips=False,
+    )  # fmt: skip
+    write_npz(data, tmp_path / "d.npz")
+    same(read(tmp_path / "d.npz"), data)
+
+
+def test_convert_is_what_training_on_the_source_sees(tmp_path):
+    found = convert("digits", tmp_path / "d.npz", "uniform:q=0.3", seed=5)
+    direct = draw_candidates(load("digits"), "uniform:q=0.3", 5)
+    same(read(tmp_path / "d.npz"), direct)
+    assert found == summarise(direct)
+    assert draw_candidates(read(tmp_path / "d.npz"), None, 9).candidates.tolist() == direct.candidates.tolist()
+
+
+def test_convert_votes_on_images(tmp_path):
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png")
+    votes = put(tmp_path / "v.csv", "task,worker,label\na.png,x,cat\na.png,y,dog\nb.png,x,cat\n")
+    seen = []
+    convert(
+        str(votes), tmp_path / "d.npz", "union", settings=DataSettings(image_size=6),
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    data = read(tmp_path / "d.npz")
+    assert sets_of(data) == [{"cat", "dog"}, {"cat"}]
+    assert (data.shape, data.ids, data.votes) == ((3, 6, 6), ("a.png", "b.png"), None)
+    assert seen == [(2, 2)]
+
+
+@pytest.mark.parametrize("share", [0.25])
+def test_convert_with_a_share_held_out(tmp_path, share):
+    put(tmp_path / "d.csv", "candidates,label,f\n" + "a|b,a,1\nb,b,2\n" * 10)
+    found = convert(str(tmp_path / "d.csv"), tmp_path / "d.npz", settings=DataSettings(test_share=share))
+    assert (found.n, found.n_test) == (15, 5)
+    assert len(read(tmp_path / "d.npz").x_test) == 5
+
+
+def test_convert_refuses(tmp_path):
+    with pytest.raises(UserError, match=r"the native file is an \.npz"):
+        convert("digits", tmp_path / "d.csv", "uniform:q=0.3")
+    with pytest.raises(UserError, match="say how to draw candidate sets"):
+        convert("digits", tmp_path / "d.npz")
+    with pytest.raises(UserError, match="the folder is not there"):
+        convert("digits", tmp_path / "none" / "d.npz", "uniform:q=0.3")
+    np.savez(tmp_path / "d.npz", x=np.eye(2), candidates=np.eye(2))
+    with pytest.raises(UserError, match="this is the source itself"):
+        convert(str(tmp_path / "d.npz"), tmp_path / "d.npz")
+    assert list(tmp_path.iterdir()) == [tmp_path / "d.npz"]

@@ -1,0 +1,326 @@
+"""Whatever a file holds: a dataset, or one line that names it. Never another error, a hang or endless memory."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import io
+import json
+import random
+import resource
+import shutil
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+from _files import png_bomb
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from crosel.data import Dataset, DataSettings, draw_candidates, load
+from crosel.data.tree import read_tree
+from crosel.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+SECONDS, MEGABYTES = 10, 512  # for a file of a few kilobytes, and for all of them together
+
+
+def outcome(path: Path, **options: Any) -> str:
+    """`dataset`, or the one line; anything else fails the test."""
+    start = time.monotonic()
+    try:
+        data = load(str(path), None, DataSettings(image_size=4, cache=False, **options))
+        assert isinstance(data, Dataset)
+        assert data.n > 0
+        found = "dataset"
+    except UserError as error:
+        found = str(error)
+        assert "\n" not in found
+        assert len(found) < 1000
+        # The file itself, one that it leads to (inputs, an image), or a setting that does not fit it.
+        assert str(path.parent) in found or "setting 'data." in found, found
+    assert time.monotonic() - start < SECONDS
+    return found
+
+
+@functools.cache
+def folder() -> Path:
+    """A folder with one good image and one bomb, which files may refer to."""
+    root = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    Image.new("RGB", (5, 5), (1, 2, 3)).save(root / "a.png")
+    (root / "bomb.png").write_bytes(png_bomb(50_000, 50_000))
+    (root / "x.csv").write_text("id,f\na.png,1\nb,2\n1,3\n")
+    return root
+
+
+def written(name: str, content: bytes) -> Path:
+    path = folder() / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown < MEGABYTES, f"the fuzzed readers took {grown:.0f} MiB"
+
+
+# --- good files of every kind, to be damaged ----------------------------------------------------------------------
+
+
+def npz(**arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def mat(**arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    scipy.io.savemat(stream, arrays, do_compression=True)
+    return stream.getvalue()
+
+
+X = np.arange(12.0).reshape(4, 3)
+STUDIO = [{"id": 1, "data": {"image": "a.png"}, "annotations": [{"result": [{"value": {"choices": ["cat", "dog"]}}]}]}]
+GOOD: dict[str, tuple[str, bytes]] = {
+    "csv of features": ("d.csv", b"id,candidates,label,weight,split,f\na,x|y,x,1|2,,1\nb,y,y,1,,2\nc,,x,,test,3\n"),
+    "csv of images": ("d.csv", b"path,candidates\na.png,x|y\n"),
+    "jsonl": ("d.jsonl", b'{"id": 1, "x": [1], "candidates": ["x", "y"]}\n{"id": 2, "x": [3], "candidates": [2]}'),
+    "long votes": ("d.csv", b"task,worker,label\na.png,ann,cat\na.png,bob,dog\n"),
+    "wide votes": ("d.csv", b"task,annotator_1,annotator_2\na.png,cat,dog\n"),
+    "scores": ("d.csv", b"path,cat,dog\na.png,0.5,0.5\n"),
+    "Label Studio": ("d.json", json.dumps(STUDIO).encode()),
+    "npz": ("d.npz", npz(x=X, candidates=np.ones((4, 2), bool), y=[0, 1, 1, 0], ids=list("abcd"), classes=["p", "q"])),
+    "npz of votes": ("d.npz", npz(x=X, votes=np.ones((4, 2), int), weights=np.ones((4, 2)), flips=True, groups=[0, 1])),
+    "PALM": ("d.mat", mat(data=X, partial_target=np.ones((2, 4)), target=np.eye(2)[[0, 1, 1, 0]].T)),
+    "SVHN": ("d.mat", mat(X=np.zeros((32, 32, 3, 2), np.uint8), y=np.array([[1], [10]]))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_good_files_are_read(kind):
+    assert outcome(written(*GOOD[kind])) == "dataset"
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_truncated_files(kind):
+    name, content = GOOD[kind]
+    found = [outcome(written(name, content[:length])) for length in range(0, len(content), max(1, len(content) // 60))]
+    assert any(text != "dataset" for text in found)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_damaged_files(kind):
+    name, content = GOOD[kind]
+    rng = random.Random(kind)
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(rng.choice((1, 1, 3, 10))):
+            at = rng.randrange(len(damaged))
+            what = rng.randrange(4)
+            if what == 0:
+                damaged[at] = rng.randrange(256)
+            elif what == 1:
+                del damaged[at : at + rng.randrange(1, 9)]
+            elif what == 2:
+                damaged[at:at] = rng.choice(
+                    [b"\0", b'"', b"\n", b",", b"|", b"\xff", b"9" * 30, b"\xed\xa0\x80", b"-1e999"]
+                )
+            else:
+                damaged[at:at] = damaged[: rng.randrange(40)]
+            if not damaged:
+                break
+        outcome(written(name, bytes(damaged)))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".json", ".npz", ".mat"])
+@given(content=st.binary(max_size=300) | st.text(max_size=300).map(lambda t: t.encode("utf-8", "surrogatepass")))
+@FUZZ
+def test_random_bytes(ending, content):
+    assert outcome(written(f"d{ending}", content)) != ""
+
+
+# --- tables of anything -------------------------------------------------------------------------------------------
+
+CELL = st.one_of(
+    st.sampled_from([
+        "", " ", "a", "x|y", "x:0.5|y:1", "1", "-1", "nan", "inf", "1e400", "1_0", "٣", "a.png", "bomb.png", "../..",
+        "train", "test", "|", ":", "a\0b", '"', "é|日本", "\u200f", "x" * 5000, "9" * 5000, "/", "~", "http://x/y.png",
+    ]),
+    st.text(max_size=8),
+)  # fmt: skip
+NAMES = [
+    "id",
+    "task",
+    "worker",
+    "annotator",
+    "label",
+    "candidates",
+    "weight",
+    "split",
+    "path",
+    "truth",
+    "f",
+    "g",
+    "annotator_1",
+    "",
+]
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "format": st.sampled_from(["auto", "table", "votes", "wide-votes", "scores"]),
+        "classes": st.sampled_from([("x", "y"), ("a",), ()]),
+        "inputs": st.sampled_from(["x.csv", "d.csv", "nowhere.csv", "."]).map(lambda n: str(folder() / n)),
+        "test_share": st.sampled_from([0.0, 0.5]),
+    },
+)
+
+
+def quoted(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if any(c in cell for c in ',"\n\r') else cell
+
+
+@given(data=st.data(), options=OPTIONS)
+@settings(FUZZ, max_examples=500)
+def test_tables_of_anything(data, options):
+    header = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True))
+    rows = data.draw(st.lists(st.lists(CELL, min_size=len(header), max_size=len(header)), max_size=4))
+    text = "\n".join(",".join(map(quoted, row)) for row in [header, *rows])
+    outcome(written("d.csv", text.encode("utf-8", "surrogatepass")), **options)
+
+
+KEYS = st.sampled_from(["x", "y", "choices", "value"])
+TEXTS = st.sampled_from(["a", "x|y", "a.png", "bomb.png", "\ud800", ""])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from([*NAMES, "x", "features"]), JSON, max_size=5) | JSON, max_size=4), OPTIONS
+)
+@settings(FUZZ, max_examples=400)
+def test_jsonl_of_anything(rows, options):
+    outcome(written("d.jsonl", "\n".join(map(json.dumps, rows)).encode()), **options)
+
+
+RESULTS = st.lists(JSON | st.fixed_dictionaries({"value": JSON}), max_size=2)
+TASK = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": JSON,
+        "data": JSON | st.fixed_dictionaries({"image": JSON | st.text(max_size=8).map(lambda t: f"/data/{t}")}),
+        "annotations": JSON | st.lists(JSON | st.fixed_dictionaries({"result": JSON | RESULTS}), max_size=2),
+    },
+)  # fmt: skip
+
+
+@given(st.lists(TASK | st.just(STUDIO[0]), max_size=3), OPTIONS)
+@settings(FUZZ, max_examples=300)
+def test_exports_of_anything(tasks, options):
+    outcome(written("d.json", json.dumps(tasks).encode()), **options)
+
+
+ARRAY = st.one_of(
+    st.sampled_from([
+        np.array(3), np.array([]), np.array(["a", "b"]), np.ones((2, 2)), np.ones((2, 2), bool), np.zeros((2, 0)),
+        np.full((2, 2), np.nan), np.array([1, 2]), np.array([0, 1]), np.ones((2, 3, 3), np.uint8), np.array([b"x"]),
+        np.ones((2, 2), complex), np.array(["2020-01-01"], "M8[D]"), np.array([(1, 2)], "i4,i4"), np.ones((2, 2), "f2"),
+        np.array([-1, 2**62]), np.array([["x"]]), np.ones((2, 1, 1, 1, 1)), np.array(True),
+    ]),
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["x", "candidates", "y", "x_test", "y_test", "classes", "ids", "votes", "scores", "weights",
+                         "groups", "mean", "std", "flips", "other"]),
+        ARRAY, max_size=6,
+    ),
+    OPTIONS,
+)  # fmt: skip
+@settings(FUZZ, max_examples=500)
+def test_npz_of_anything(arrays, options):
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    outcome(written("d.npz", stream.getvalue()), **options)
+
+
+@given(st.dictionaries(st.sampled_from(["data", "partial_target", "target", "X", "y", "a"]), ARRAY, max_size=4))
+@settings(FUZZ, max_examples=200)
+def test_mat_of_anything(arrays):
+    stream = io.BytesIO()
+    try:
+        scipy.io.savemat(stream, arrays)
+    except Exception:
+        return  # MATLAB has no such arrays
+    outcome(written("d.mat", stream.getvalue()))
+
+
+# --- bombs --------------------------------------------------------------------------------------------------------
+
+
+def test_an_npz_that_unfolds_without_end(monkeypatch):
+    """Zeros compress a thousandfold: the size is known before anything is unpacked."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (1 << 15, 1024)})
+        for _ in range(256):
+            member.write(bytes(1 << 20))
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.1")
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "its content would take 0.3 GiB of memory" in outcome(written("d.npz", stream.getvalue()))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 100 * 1024
+
+
+def test_headers_that_claim_too_much():
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40, 1 << 10)})
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("x.npy", stream.getvalue() + b"12345678")
+    assert "not a readable npz file" in outcome(written("d.npz", archive.getvalue()))
+
+
+def test_bombs_behind_paths():
+    for content in ("path,label\nbomb.png,a\n", "task,worker,label\nbomb.png,w,a\n", "path,annotator_1\nbomb.png,a\n"):
+        text = outcome(written("d.csv", content.encode()))
+        assert "d.csv, line 2, column" in text
+        assert "limit of Pillow" in text
+
+
+# --- class trees --------------------------------------------------------------------------------------------------
+
+
+@given(st.text(alphabet="ab:[]{}&*|>-?!#%'\" \n,", max_size=60) | st.dictionaries(
+    st.sampled_from("abcdef"), st.lists(st.sampled_from("abcdef"), max_size=3), max_size=6,
+).map(json.dumps))  # fmt: skip
+@settings(FUZZ, max_examples=500)
+def test_trees_of_anything(text):
+    path = written("t.yaml", text.encode())
+    try:
+        tree = read_tree(path)
+    except UserError as error:
+        line = str(error)
+        assert "\n" not in line and str(path) in line  # noqa: PT018
+        return
+    assert all(tree.below[name] for name in tree.below)
+
+
+def test_a_rule_whose_tree_does_not_fit():
+    path = written("d.csv", b"label,f\na,1\nb,2\n")
+    written("t.yaml", b"a: [b]\nb: [a]\n")
+    with pytest.raises(UserError, match="below itself"):
+        draw_candidates(load(str(path)), f"tree:file={folder() / 't.yaml'}", 0)

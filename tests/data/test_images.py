@@ -1,0 +1,236 @@
+"""Image files: every mode, upright, resized, cached; damaged ones and bombs named with their place."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _files import picture, png_bomb, put, read, refused
+from PIL import Image
+
+from crosel.data import DataSettings, load
+from crosel.data import images as images_module
+from crosel.data.images import decode, read_images
+from crosel.errors import UserError
+
+SMALL = DataSettings(image_size=4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [
+        ("RGB", (200, 100, 50), (200, 100, 50)),
+        ("L", 120, (120, 120, 120)),
+        ("1", 1, (255, 255, 255)),
+        ("P", 0, (0, 0, 0)),
+        ("RGBA", (200, 100, 50, 255), (200, 100, 50)),
+        ("RGBA", (0, 0, 0, 0), (255, 255, 255)),
+        ("LA", (100, 255), (100, 100, 100)),
+        ("I;16", 257 * 100, (100, 100, 100)),
+    ],
+)
+def test_modes(tmp_path, mode, colour, expected):
+    pixels = decode(picture(tmp_path / "a.png", colour, (9, 5), mode), SMALL)
+    assert pixels.shape == (4, 4, 3)
+    np.testing.assert_allclose(pixels, np.broadcast_to(expected, (4, 4, 3)), atol=2)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.bmp", "a.webp", "a.tif", "a.gif", "a.ppm"])
+def test_formats(tmp_path, name):
+    np.testing.assert_allclose(decode(picture(tmp_path / name, (200, 100, 50)), SMALL)[2, 2], (200, 100, 50), atol=6)
+
+
+def test_floats_and_cmyk(tmp_path):
+    Image.fromarray(np.full((6, 6), 0.5, np.float32)).save(tmp_path / "f.tif")
+    assert decode(tmp_path / "f.tif", SMALL)[0, 0].tolist() == [127, 127, 127]
+    picture(tmp_path / "c.jpg", (0, 0, 0, 0), (8, 8), "CMYK")
+    np.testing.assert_allclose(decode(tmp_path / "c.jpg", SMALL), 255, atol=3)
+
+
+def test_grey_setting(tmp_path):
+    grey = decode(picture(tmp_path / "a.png", (90, 90, 90)), DataSettings(image_size=4, image_mode="L"))
+    assert grey.shape == (4, 4, 1)
+    assert (grey == 90).all()
+
+
+def test_an_image_of_the_right_size_keeps_every_pixel(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    assert np.array_equal(decode(tmp_path / "a.png", SMALL), pixels)
+
+
+def test_photographs_come_upright(tmp_path):
+    """Cameras store how they were held (tag 274) beside the pixels."""
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:4] = 255  # light above
+    exif = Image.Exif()
+    exif[274] = 3  # held upside down
+    Image.fromarray(pixels).save(tmp_path / "a.jpg", exif=exif, quality=95)
+    found = decode(tmp_path / "a.jpg", SMALL)
+    assert found[3].mean() > 240
+    assert found[0].mean() < 15
+
+
+def test_large_jpegs_are_reduced_and_still_the_same_picture(tmp_path):
+    coarse = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    large = coarse.resize((1024, 1024), Image.Resampling.BICUBIC)
+    large.save(tmp_path / "a.jpg", quality=98)
+    whole = np.asarray(large.resize((4, 4), Image.Resampling.BILINEAR)).astype(int)
+    found = decode(tmp_path / "a.jpg", SMALL).astype(int)
+    assert np.abs(found - whole).mean() < 4  # both steps of the reduction are approximate
+    assert whole.std() > 20  # so that a grey picture would not pass
+
+
+def test_order_is_kept_by_many_threads(tmp_path):
+    paths = [picture(tmp_path / f"{i}.png", (i % 256, i // 256, 0), (4, 4)) for i in range(300)]
+    seen = []
+    found = read_images(paths, SMALL, progress=lambda done, total: seen.append((done, total)))
+    assert [int(p[0, 0, 0]) + 256 * int(p[0, 0, 1]) for p in found] == list(range(300))
+    assert seen[-1] == (300, 300)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+# --- damaged ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
+def test_image_bombs(tmp_path, size):
+    put(tmp_path / "bomb.png", png_bomb(*size))
+    path = put(tmp_path / "d.csv", "path,label\nbomb.png,a\n")
+    text = refused(path)
+    assert text.startswith(f"{path}, line 2, column 'path': {tmp_path / 'bomb.png'}: ")
+    assert "limit of Pillow" in text
+
+
+def test_truncated_and_other_files(tmp_path):
+    picture(tmp_path / "good.jpg", size=(64, 64))
+    whole = (tmp_path / "good.jpg").read_bytes()
+    put(tmp_path / "half.jpg", whole[: len(whole) // 2])
+    put(tmp_path / "text.png", "no picture")
+    put(tmp_path / "empty.png", b"")
+    (tmp_path / "folder.png").mkdir()
+    for name, says in {
+        "half.jpg": "image cannot be read (",
+        "text.png": "not an image that Pillow can read",
+        "empty.png": "not an image that Pillow can read",
+        "folder.png": "cannot be read (Is a directory)",
+        "none.png": "no such image file",
+    }.items():
+        path = put(tmp_path / "d.csv", f"path,label\ngood.jpg,a\n\n{name},b\n")
+        assert refused(path).startswith(f"{path}, line 4, column 'path': {tmp_path / name}: {says}")
+
+
+def test_a_file_name_of_two_lines_is_told_on_one(tmp_path):
+    put(tmp_path / "cat" / "a\nb.png", "no picture")
+    assert refused(tmp_path).endswith("a\\nb.png': not an image that Pillow can read")
+
+
+# --- a folder for each class ---------------------------------------------------------------------------------------
+
+
+def test_folder_for_each_class(tmp_path):
+    for name, colour in {"cat/1.png": 10, "cat/deep/2.png": 20, "dog/1.png": 30}.items():
+        picture(tmp_path / name, (colour, 0, 0))
+    (tmp_path / "empty").mkdir()
+    data = load(str(tmp_path), None, SMALL)
+    assert data.classes == ("cat", "dog")
+    assert data.y.tolist() == [0, 0, 1]
+    assert data.x[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert data.ids == ("cat/1.png", "cat/deep/2.png", "dog/1.png")
+    assert (tmp_path / ".crosel-cache").is_dir()
+    again = load(str(tmp_path), None, SMALL)  # the cache is no class
+    assert again.fingerprint() == data.fingerprint()
+
+
+def test_folders_for_training_and_testing(tmp_path):
+    for i, name in enumerate(["train/a", "train/b", "test/b"]):
+        picture(tmp_path / name / "1.png", (10 * i, 0, 0))
+    data = load(str(tmp_path), None, SMALL)
+    assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [1])
+    assert data.x_test[:, 0, 0, 0].tolist() == [20]
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(tmp_path):
+    for i in range(3):
+        picture(tmp_path / f"{i}.png", (i, 0, 0), (4, 4))
+    return put(tmp_path / "d.csv", "path,label\n" + "".join(f"{i}.png,c{i}\n" for i in range(3)))
+
+
+def decoded(monkeypatch) -> list[str]:
+    """Names of the files that are decoded from now on."""
+    names: list[str] = []
+    real = images_module.decode
+    monkeypatch.setattr(images_module, "decode", lambda path, s: (names.append(path.name), real(path, s))[1])
+    return names
+
+
+def test_images_are_decoded_once(listed, monkeypatch):
+    names = decoded(monkeypatch)
+    first = read(listed)
+    assert sorted(names) == ["0.png", "1.png", "2.png"]
+    assert read(listed).fingerprint() == first.fingerprint()
+    assert len(names) == 3
+    read(listed, image_size=5)
+    assert len(names) == 6
+    read(listed, cache=False)
+    assert len(names) == 9
+
+
+def test_a_changed_image_is_seen(listed, monkeypatch):
+    read(listed)
+    names = decoded(monkeypatch)
+    picture(listed.parent / "1.png", (99, 0, 0), (4, 4))
+    os.utime(listed.parent / "1.png", ns=(1, 1))
+    assert read(listed).x[1, 0, 0, 0] == 99
+    assert len(names) == 3
+
+
+def test_a_damaged_cache_is_no_harm(listed, monkeypatch):
+    first = read(listed)
+    (cache,) = (listed.parent / ".crosel-cache").glob("*.npz")
+    cache.write_bytes(cache.read_bytes()[:100])
+    names = decoded(monkeypatch)
+    assert read(listed).fingerprint() == first.fingerprint()
+    assert len(names) == 3
+
+
+def test_a_folder_that_cannot_be_written_has_no_cache(listed):
+    put(listed.parent / ".crosel-cache", "a file in the way")
+    assert read(listed).n == 3
+
+
+def test_old_entries_go(listed):
+    for size in range(3, 14):
+        read(listed, image_size=size)
+    assert len(list((listed.parent / ".crosel-cache").glob("*.npz"))) == 8
+
+
+def test_too_many_images_for_the_memory(listed, monkeypatch):
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.01")
+    assert "3 images would take" in refused(listed, image_size=2048)
+
+
+def test_errors_of_decoders_are_never_raw(tmp_path):
+    """Whatever bytes a decoder is given, it is an image or one clear line."""
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(stream, "PNG")
+    whole = stream.getvalue()
+    for at in range(0, len(whole), 11):
+        path = put(tmp_path / "a.png", whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
+        outcome = image_or_line(path)
+        assert outcome == "image" or ("\n" not in outcome and str(path) in outcome)
+
+
+def image_or_line(path: Path) -> str:
+    try:
+        assert read_images([path], SMALL).shape == (1, 4, 4, 3)
+    except UserError as error:
+        return str(error)
+    return "image"

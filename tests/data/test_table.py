@@ -1,0 +1,210 @@
+"""csv and jsonl with candidates or labels: what is read, and the place of everything that cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from _files import picture, put, read, refused, sets_of
+
+CSV = "id,candidates,label,weight,split,height,width\n" \
+    "a,cat|dog,cat,cat:0.7|dog:0.3,train,1.5,2\n" \
+    "b, dog ,dog,1,,-3,4e2\n" \
+    "c,,cat,,test,0,0\n"  # fmt: skip
+
+
+def test_csv_with_features(tmp_path):
+    data = read(put(tmp_path / "d.csv", CSV))
+    assert data.classes == ("cat", "dog")
+    assert sets_of(data) == [{"cat", "dog"}, {"dog"}]
+    assert data.x.tolist() == [[1.5, 2.0], [-3.0, 400.0]]
+    assert (data.y.tolist(), data.ids) == ([0, 1], ("a", "b"))
+    assert (data.x_test.tolist(), data.y_test.tolist()) == ([[0.0, 0.0]], [0])
+    np.testing.assert_allclose(data.weights, [[0.7, 0.3], [0, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace(",", "\t"),
+        lambda text: text.replace("cat|dog", '"cat|dog"'),
+        lambda text: text.replace("\nb,", "\n\nb,") + "\n\n",
+        lambda text: text.rstrip("\n"),
+        lambda text: text.replace("id,", "Task,").replace("label", "Label"),
+    ],
+    ids=["mark", "windows", "semicolons", "tabs", "quotes", "blank lines", "no last line end", "other names"],
+)
+def test_csv_as_programs_write_it(tmp_path, change):
+    plain, other = read(put(tmp_path / "a.csv", CSV)), read(put(tmp_path / "b.csv", change(CSV)))
+    assert plain.fingerprint() == other.fingerprint()
+    assert np.array_equal(plain.candidates, other.candidates)
+    assert (plain.ids, plain.y.tolist()) == (other.ids, other.y.tolist())
+
+
+def test_an_index_column_of_pandas_is_no_feature(tmp_path):
+    data = read(put(tmp_path / "d.csv", ",label,f\n0,a,1\n1,b,2\n"))
+    assert data.x.tolist() == [[1.0], [2.0]]
+    assert data.candidates is None
+    assert data.y.tolist() == [0, 1]
+
+
+def test_class_order(tmp_path):
+    rows = "".join(f"{name},1\n" for name in ("10", "9", "-2", "b", "a"))
+    assert read(put(tmp_path / "d.csv", "label,f\n" + rows)).classes == ("-2", "9", "10", "a", "b")
+    given = read(tmp_path / "d.csv", classes=("b", "a", "10", "9", "-2", "unused"))
+    assert given.y.tolist() == [2, 3, 4, 0, 1]
+    assert "line 2, column 'label': '10' is none of the 2 classes" in refused(tmp_path / "d.csv", classes=("a", "b"))
+
+
+def test_csv_with_images(tmp_path):
+    picture(tmp_path / "img" / "red.png", (255, 0, 0))
+    picture(tmp_path / "img" / "blue.png", (0, 0, 255))
+    path = put(tmp_path / "d.csv", "path,candidates,date\nimg/red.png,a|b,monday\nimg/blue.png,b,tuesday\n")
+    data = read(path, image_size=5)
+    assert data.x.shape == (2, 3, 5, 5)
+    assert data.x[0, :, 2, 2].tolist() == [255, 0, 0]
+    assert data.x[1, :, 2, 2].tolist() == [0, 0, 255]
+    assert data.ids == ("img/red.png", "img/blue.png")
+    other = put(tmp_path / "lists" / "d.csv", path.read_text())
+    assert "no such image file" in refused(other)
+    assert read(other, image_root=str(tmp_path)).n == 2
+
+
+def test_jsonl_is_the_same_data(tmp_path):
+    rows = [
+        {"id": "a", "candidates": ["cat", "dog"], "label": "cat", "weight": {"cat": 0.7, "dog": 0.3}, "h": 1.5, "w": 2},
+        {"id": "b", "candidates": "dog", "label": "dog", "weight": [1], "h": -3, "w": 400.0},
+        {"id": "c", "candidates": None, "label": "cat", "split": "test", "h": 0, "w": 0},
+    ]
+    path = put(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows)))
+    one, other = read(path), read(put(tmp_path / "d.csv", CSV))
+    assert one.fingerprint() == other.fingerprint()
+    assert np.array_equal(one.candidates, other.candidates)
+    assert np.array_equal(one.weights, other.weights)
+    assert (one.ids, one.y.tolist(), one.y_test.tolist()) == (other.ids, other.y.tolist(), other.y_test.tolist())
+
+
+def test_jsonl_with_a_list_of_features_and_numbers_as_labels(tmp_path):
+    data = read(
+        put(tmp_path / "d.jsonl", '{"x": [1, 2.5], "candidates": [3, 10]}\n\n{"x": [0, 1], "candidates": [10]}')
+    )
+    assert data.x.tolist() == [[1.0, 2.5], [0.0, 1.0]]
+    assert data.classes == ("3", "10")
+    assert data.candidates.tolist() == [[True, True], [False, True]]
+
+
+def test_weights_alone_make_the_sets(tmp_path):
+    data = read(put(tmp_path / "d.csv", "weight,f\nice:new:0.5|water:0|first:2,1\n"))
+    assert sets_of(data) == [{"ice:new", "first"}]
+
+
+def test_labels_that_are_not_all_there_are_no_truth(tmp_path):
+    data = read(put(tmp_path / "d.csv", "candidates,label,f\na|b,a,1\na,,2\n"))
+    assert data.y is None
+    assert data.notes == ("some rows have no label: true labels are not used",)
+
+
+def test_an_odd_path_list_keeps_its_rows(tmp_path):
+    """The same image twice is no error, but then the paths are no ids."""
+    picture(tmp_path / "a.png")
+    data = read(put(tmp_path / "d.csv", "path,label\na.png,x\na.png,y\n"))
+    assert (data.n, data.ids) == (2, None)
+
+
+H = "id,candidates,f,g\n"
+BAD_CSV = {
+    "empty": ("", "line 1: cannot read '.csv' without a line of column names"),
+    "header only": (H, "line 2: cannot read '.csv' without rows"),
+    "no meaning": ("f,g\n1,2\n", "line 1: cannot read '.csv' without a column 'candidates' or 'label'"),
+    "word": (H + "a,x,1,2\nb,x,1,two\n", "line 3, column 'g': 'two' is no number"),
+    "blank": (H + "a,x,,2\n", "line 2, column 'f': empty; fill it in or drop the row"),
+    "nan": (H + "a,x,1,2\nb,x,nan,2\n", "line 3, column 'f': NaN; fill it in"),
+    "infinite": (H + "a,x,1,-inf\n", "line 2, column 'g': an infinite value"),
+    "too large": (H + "a,x,1,1e300\n", "line 2, column 'g': 1e+300 is too large"),
+    "after a field of two lines": (H + '"a\nb",x,1,2\n', "line 2, column 'id': label 'a\\nb' holds a character"),
+    "line after such a field": (H + 'a,"x\n",1,2\nb,x,1,?\n', "line 4, column 'g': '?' is no number"),
+    "same id": (H + "a,x,1,2\nb,x,1,2\na,y,3,4\n", "line 4, column 'id': id 'a' was given in line 2"),
+    "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns"),
+    "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns"),
+    "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row"),
+    "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty label"),
+    "empty part": (H + "a,x||y,1,2\n", "line 2, column 'candidates': an empty label"),
+    "label twice": (H + "a,x|y|x,1,2\n", "line 2, column 'candidates': label 'x' stands there twice"),
+    "huge field": (H + "a," + "x" * 200_000 + ",1,2\n", "line 2: not a valid csv row (field larger"),
+    "long label": (H + "a," + "x" * 2000 + ",1,2\n", "column 'candidates': a label of 2000 characters"),
+    "same column": ("id,f,candidates,f\n", "line 1: columns 2 and 4 are both named 'f'"),
+    "same meaning": ("id,item,candidates\n1,2,3\n", "line 1, column 2: 'id' and 'item' mean the same"),
+    "no inputs": ("id,candidates\na,x\n", "line 1: there are no inputs"),
+    "split": ("label,split,f\na,val,1\n", "line 2, column 'split': 'val' is neither train nor test"),
+    "only tests": ("label,split,f\na,test,1\n", "every row is for testing"),
+    "test without label": ("candidates,label,split,f\na,a,,1\n,,test,1\n", "line 3, column 'label': a row for testing"),
+    "label missing": ("label,f\na,1\n,2\n", "line 3, column 'label': no label, and there is no column 'candidates'"),
+    "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is no number"),
+    "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),
+    "weight count": ("candidates,weight,f\na|b,1,1\n", "line 2, column 'weight': 1 weights for 2 candidates"),
+    "weight outside": ("candidates,weight,f\na|b,c:1,1\n", "line 2, column 'weight': a weight for 'c'"),
+    "not utf-8": (b"label,f\na,1\nb\xff,2\n", "line 3, column 2: not UTF-8 text"),
+    "utf-16": ("label,f\na,1\n".encode("utf-16"), "line 1: this is UTF-16"),
+    "no image": ("path,label\nnone.png,a\n", "line 2, column 'path'"),
+    "address": ("path,label\nhttps://a.org/b.png,a\n", "line 2, column 'path': 'https://a.org/b.png' is an address"),
+    "path of two lines": ('path,label\n"a\nb",a\n', "line 2, column 'path': this is no path to an image"),
+    "blank path": ("path,label\n ,a\n", "line 2, column 'path': ' ' is no path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_CSV)
+def test_bad_csv_is_named_with_its_place(tmp_path, case):
+    content, says = BAD_CSV[case]
+    path = put(tmp_path / "d.csv", content)
+    text = refused(path)
+    assert text.startswith(str(path))
+    assert says in text
+
+
+BAD_JSONL = {
+    "empty": ("", "line 1: cannot read '.jsonl' without a line"),
+    "half a line": ('{"x": [1], "label": "a"}\n{"x": [1', "line 2, column 9: not valid JSON"),
+    "a list": ("[1]\n", "line 1, column 1: expected an object"),
+    "no labels": ('{"x": [1]}\n', "line 1: there are neither 'candidates' nor a 'label'"),
+    "other length": ('{"x": [1], "label": "a"}\n{"x": [1, 2], "label": "a"}', "line 2, column 'x': 2 numbers, where"),
+    "missing": ('{"f": 1, "g": 2, "label": "a"}\n{"f": 1, "label": "a"}', "line 2, column 'g': missing"),
+    "one more": ('{"f": 1, "label": "a"}\n{"f": 1, "g": 1, "label": "a"}', "line 2, column 'g': not in the first row"),
+    "text": ('{"f": "one", "label": "a"}', "line 1, column 'f': 'one' is no number"),
+    "list in list": ('{"x": [[1]], "label": "a"}', "line 1, column 'x': '[1]' is no number"),
+    "large number": ('{"x": [1' + "0" * 400 + '], "label": "a"}', "line 1, column 'x': a number too large"),
+    "endless number": ('{"x": [' + "1" * 9000 + '], "label": "a"}', "line 1, column 1: not usable JSON"),
+    "nan": ('{"f": NaN, "label": "a"}', "line 1, column 'f': NaN"),
+    "deep": ("[" * 100_000, "line 1, column 1: not usable JSON (too deeply nested)"),
+    "label is a list": ('{"f": 1, "label": ["a"]}', "line 1, column 'label': \"['a']\" is no label"),
+    "label is true": ('{"f": 1, "label": true}', "line 1, column 'label': 'True' is no label"),
+    "half a character": ('{"f": 1, "label": "\\ud800"}', "line 1, column 'label': label '\\ud800' holds a character"),
+    "no set": ('{"f": 1, "candidates": []}', "line 1, column 'candidates': an empty set"),
+    "set of sets": ('{"f": 1, "candidates": [["a"]]}', "line 1, column 'candidates': \"['a']\" is no label"),
+    "split": ('{"f": 1, "label": "a", "split": 3}', "line 1, column 'split': '3' is neither train nor test"),
+    "path is a number": ('{"path": 1, "label": "a"}', "line 1, column 'path': '1' is no path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_JSONL)
+def test_bad_jsonl_is_named_with_its_place(tmp_path, case):
+    content, says = BAD_JSONL[case]
+    path = put(tmp_path / "d.jsonl", content)
+    text = refused(path)
+    assert text.startswith(str(path))
+    assert says in text
+
+
+def test_an_endless_line_is_not_read_to_its_end(tmp_path):
+    path = put(tmp_path / "d.csv", b"label,f\n" + b"a" * (40 << 20))
+    assert "line 2: longer than 16 MiB" in refused(path)
+
+
+def test_too_many_classes_for_the_memory(tmp_path, monkeypatch):
+    path = put(tmp_path / "d.csv", "candidates,f\n" + "".join(f"c{i},1\n" for i in range(3000)))
+    assert read(path).candidates.shape == (3000, 3000)
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.005")
+    assert "a table of 3,000 examples and 3,000 classes would take" in refused(path)

@@ -1,0 +1,293 @@
+"""Votes, long and wide, Label Studio's export and score matrices; and the inputs they are joined to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _files import picture, put, read, refused, sets_of
+
+from crosel.data import DataSettings, draw_candidates
+from crosel.data.inputs import read_inputs
+from crosel.errors import UserError
+
+VOTES = [("t1", "ann", "cat"), ("t2", "ann", "dog"), ("t1", "bob", "dog"), ("t1", "eve", "cat"), ("t2", "bob", "dog")]
+
+
+def long_csv(header: str = "task,worker,label") -> str:
+    return header + "\n" + "".join(",".join(vote) + "\n" for vote in VOTES)
+
+
+def counted(data) -> dict[tuple[str, str], int]:
+    return {
+        (data.example_id(i), data.classes[j]): int(data.votes[i, j])
+        for i, j in zip(*np.nonzero(data.votes), strict=True)
+    }
+
+
+EXPECTED = Counter((task, label) for task, _, label in VOTES)
+
+
+@pytest.fixture
+def features(tmp_path):
+    return str(put(tmp_path / "x.csv", "id,f,g\nt2,3,4\nt1,1,2\nt9,5,6\n"))
+
+
+@pytest.mark.parametrize("header", ["task,worker,label", "item,annotator,label", "id,worker,label"])
+def test_long_votes_with_inputs_joined_by_id(tmp_path, features, header):
+    data = read(put(tmp_path / "votes.csv", long_csv(header)), inputs=features)
+    assert counted(data) == EXPECTED
+    assert data.ids == ("t1", "t2")
+    assert data.x.tolist() == [[1, 2], [3, 4]]
+    assert data.y is None
+    assert sets_of(draw_candidates(data, None, 0)) == [{"cat", "dog"}, {"dog"}]
+    assert sets_of(draw_candidates(data, "votes:min=2", 0)) == [{"cat"}, {"dog"}]
+
+
+def test_long_votes_as_jsonl(tmp_path, features):
+    rows = [dict(zip(("task", "worker", "label"), vote, strict=True)) for vote in VOTES]
+    data = read(put(tmp_path / "votes.jsonl", "\n".join(map(json.dumps, rows))), inputs=features)
+    assert counted(data) == EXPECTED
+
+
+def test_long_votes_with_features_beside(tmp_path):
+    x = {"t1": "1,2", "t2": "3,4"}
+    rows = "".join(",".join(vote) + f",{x[vote[0]]},{vote[0][1]}\n" for vote in VOTES)
+    path = put(tmp_path / "votes.csv", "task,worker,label,f,g,truth\n" + rows.replace("t1", "a").replace("t2", "b"))
+    data = read(path)
+    assert data.x.tolist() == [[1, 2], [3, 4]]
+    assert [data.classes[i] for i in data.y] == ["1", "2"]
+    path.write_text(path.read_text().replace("a,eve,cat,1,2", "a,eve,cat,1,9"))
+    assert "line 5: other numbers for 'a' than in line 2" in refused(path)
+
+
+def test_long_votes_on_images(tmp_path):
+    for name in ("t1", "t2"):
+        picture(tmp_path / f"{name}.png")
+    text = long_csv().replace("t1,", "t1.png,").replace("t2,", "t2.png,")
+    data = read(put(tmp_path / "votes.csv", text), image_size=4)
+    assert data.x.shape == (2, 3, 4, 4)
+    assert data.ids == ("t1.png", "t2.png")
+
+
+def test_a_folder_as_inputs_is_joined_by_name_with_or_without_ending(tmp_path):
+    picture(tmp_path / "img" / "t1.png", (255, 0, 0))
+    picture(tmp_path / "img" / "t2.png", (0, 255, 0))
+    data = read(put(tmp_path / "votes.csv", long_csv()), inputs=str(tmp_path / "img"), image_size=2)
+    assert data.x[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 255, 0]]
+
+
+def test_npz_as_inputs_brings_truth_and_test_set(tmp_path):
+    np.savez(
+        tmp_path / "x.npz", x=np.eye(3), ids=["t2", "t1", "t3"], y=[1, 0, 0], classes=["cat", "dog"],
+        x_test=np.ones((2, 3)), y_test=[0, 1],
+    )  # fmt: skip
+    data = read(put(tmp_path / "votes.csv", long_csv()), inputs=str(tmp_path / "x.npz"))
+    assert data.x.tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert [data.classes[i] for i in data.y] == ["cat", "dog"]
+    assert [data.classes[i] for i in data.y_test] == ["cat", "dog"]
+
+
+WIDE = "task,annotator_1,annotator_2,annotator_3\nt1,cat,dog,cat\nt2,dog,,dog\nt9,,-1,nan\n"
+
+
+def test_wide_votes(tmp_path, features):
+    data = read(put(tmp_path / "votes.csv", WIDE), inputs=features)
+    assert counted(data) == EXPECTED
+    assert data.notes == ("1 examples without a vote are left out",)
+
+
+def test_wide_votes_by_content_or_by_setting(tmp_path, features):
+    data = read(put(tmp_path / "a.csv", WIDE.replace("annotator_", "reading")), inputs=features)
+    assert counted(data) == EXPECTED
+    numbers = put(tmp_path / "b.csv", "task,r1,r2\nt1,0,1\nt2,1,\n")
+    assert "column 'r2': empty" in refused(numbers, inputs=features)
+    data = read(numbers, inputs=features, format="wide-votes")
+    assert counted(data) == {("t1", "0"): 1, ("t1", "1"): 1, ("t2", "1"): 1}
+
+
+def test_a_tick_of_several_labels_is_a_vote_for_each(tmp_path, features):
+    data = read(put(tmp_path / "v.csv", "task,worker,label\nt1,ann,cat|dog\nt1,bob,cat\n"), inputs=features)
+    assert counted(data) == {("t1", "cat"): 2, ("t1", "dog"): 1}
+
+
+BAD_VOTES = {
+    "same vote": (
+        long_csv() + "t1,ann,cat\n",
+        "line 7, column 'label': the vote of 'ann' on 't1' for 'cat' was given in line 2",
+    ),
+    "no worker": ("task,worker,label\nt1,,cat\n", "line 2, column 'worker': an empty label"),
+    "no inputs": (long_csv() + "t7,ann,cat\n", "line 7, column 'task'"),
+    "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was given in line 2"),
+    "no vote at all": ("task,annotator_1\nt1,\n", "there is not a single vote"),
+    "odd label": ("task,annotator_1\nt1,a||b\n", "line 2, column 'annotator_1': an empty label"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_VOTES)
+def test_bad_votes_are_named_with_their_place(tmp_path, features, case):
+    content, says = BAD_VOTES[case]
+    assert says in refused(put(tmp_path / "votes.csv", content), inputs=features)
+
+
+def test_votes_without_inputs_say_what_to_do(tmp_path):
+    assert "--set data.inputs=FILE" in refused(put(tmp_path / "votes.csv", long_csv()))
+
+
+# --- Label Studio -------------------------------------------------------------------------------------------------
+
+
+def task(number: int, *ticks: list[str] | None, image: str = "a.png", **more: object) -> dict:
+    def one(labels):
+        value = {"choices": labels or []}
+        return {"result": [{"type": "choices", "value": value}], "was_cancelled": labels is None, "completed_by": 1}
+
+    return {"id": number, "data": {"image": image}, "annotations": [one(labels) for labels in ticks], **more}
+
+
+def export(tmp_path, *tasks: object):
+    return put(tmp_path / "export.json", json.dumps(list(tasks)))
+
+
+def test_label_studio(tmp_path):
+    picture(tmp_path / "a.png", (255, 0, 0))
+    picture(tmp_path / "pets" / "b c.png", (0, 0, 255))
+    picture(tmp_path / "upload" / "1" / "u.png", (0, 255, 0))
+    picture(tmp_path / "v.png", (9, 9, 9))
+    path = export(
+        tmp_path,
+        task(11, ["cat"], ["cat", "dog"], None),
+        task(12, ["dog"], [], image="/data/local-files/?d=pets/b%20c.png"),
+        task(13, None),
+        task(14, ["cat"], image="/data/upload/1/u.png"),
+        task(15, ["cat"], image="/data/upload/1/v.png"),
+    )
+    data = read(path, image_size=2)
+    assert counted(data) == {
+        ("11", "cat"): 2, ("11", "dog"): 1, ("12", "dog"): 1, ("14", "cat"): 1, ("15", "cat"): 1,
+    }  # fmt: skip
+    assert data.x[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255], [0, 255, 0], [9, 9, 9]]
+    assert set(data.notes) == {
+        "2 skipped or cancelled annotations are left out",
+        "1 annotations without a choice is left out",
+        "1 tasks without a choice is left out",
+    }
+
+
+def test_label_studio_without_images_is_joined_by_id(tmp_path):
+    text = task(1, ["cat"])
+    text["data"] = {"text": "a sentence"}
+    path = export(tmp_path, text)
+    assert "task 1: no image in 'data'; say where the inputs are" in refused(path)
+    put(tmp_path / "x.csv", "id,f\n1,5\n")
+    assert read(path, inputs=str(tmp_path / "x.csv")).x.tolist() == [[5.0]]
+
+
+BAD_EXPORTS = {
+    "no list": ("{}", "line 1, column 1: expected Label Studio's JSON export"),
+    "nothing": ("[]", "expected Label Studio's JSON export"),
+    "half": ('[{"id": 1,\n "data"', "line 2, column 8: not valid JSON"),
+    "a number": ("[1]", "task 1: expected an object with 'data' and 'annotations'"),
+    "min": ('[{"image": "a.png", "choice": "cat"}]', "task 1: expected an object"),
+    "annotation": ('[{"id": 1, "data": {}, "annotations": [3]}]', "task 1: an annotation is no object"),
+    "result": ('[{"id": 1, "data": {}, "annotations": [{}]}]', "task 1: an annotation has no list 'result'"),
+    "choices": ('[{"id": 1, "data": {}, "annotations": [{"result": [{"value": {"choices": "a"}}]}]}]', "is no list"),
+    "choice": ('[{"id": 1, "data": {}, "annotations": [{"result": [{"value": {"choices": [{}]}}]}]}]', "is no label"),
+    "same id": (json.dumps([task(1, ["a"]), task(1, ["a"])]), "task 2: id '1' was given to task 1"),
+    "skipped": (json.dumps([task(1, None), task(2, None)]), "not one of 2 tasks has a choice"),
+    "cloud": (json.dumps([task(1, ["a"], image="s3://b/a.png")]), "task 1: 's3://b/a.png' is an address"),
+    "no image": (json.dumps([task(1, ["a"], image="none.png")]), "task 1: "),
+    "nul": (json.dumps([task(1, ["a"], image="a\0b")]), "task 1: this is no path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_EXPORTS)
+def test_bad_exports_are_named_with_their_place(tmp_path, case):
+    content, says = BAD_EXPORTS[case]
+    assert says in refused(put(tmp_path / "export.json", content))
+
+
+# --- scores -------------------------------------------------------------------------------------------------------
+
+SCORES = "id,cat,dog,bird\nt1,0.6,0.3,0.1\nt2,0.2,0.2,0.6\n"
+
+
+def test_scores_as_csv(tmp_path, features):
+    data = read(put(tmp_path / "scores.csv", SCORES), inputs=features)
+    assert data.classes == ("cat", "dog", "bird")
+    np.testing.assert_allclose(data.scores, [[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]], rtol=1e-6)
+    assert data.x.tolist() == [[1, 2], [3, 4]]
+    assert sets_of(draw_candidates(data, "top-m:m=2", 0)) == [{"cat", "dog"}, {"cat", "bird"}]
+    assert sets_of(draw_candidates(data, "top-p:p=0.85", 0)) == [{"cat", "dog"}, {"bird", "cat", "dog"}]
+    with pytest.raises(UserError, match="this data has scores; say how"):
+        draw_candidates(data, None, 0)
+    with pytest.raises(UserError, match="rule 'union' needs votes"):
+        draw_candidates(data, "union", 0)
+    with pytest.raises(UserError, match="draws sets for plain labels, which this data does not have"):
+        draw_candidates(data, "uniform:q=0.5", 0)
+    turned = read(tmp_path / "scores.csv", inputs=features, classes=("bird", "cat", "dog"))
+    assert turned.scores[0].tolist() == data.scores[0][[2, 0, 1]].tolist()
+    text = refused(tmp_path / "scores.csv", inputs=features, classes=("birds", "cat"))
+    assert "no column of scores for class 'birds' (did you mean 'bird'?)" in text
+
+
+def test_scores_as_npz(tmp_path, features):
+    scores = np.array([[3.0, -1, 0], [0, 0, 5]])
+    np.savez(tmp_path / "own.npz", x=np.eye(2), scores=scores, y=[0, 2])
+    data = read(tmp_path / "own.npz")
+    assert np.array_equal(data.scores, scores.astype(np.float32))
+    with pytest.raises(UserError, match=r"scores below 0.*temperature=1"):
+        draw_candidates(data, "top-p:p=0.9", 0)
+    assert sets_of(draw_candidates(data, "top-p:p=0.9,temperature=1", 0)) == [{"0"}, {"2"}]
+    assert draw_candidates(data, "instance:rate=0.5,temperature=1", 0).candidates[[0, 1], [0, 2]].all()
+    np.savez(tmp_path / "joined.npz", scores=scores, ids=["t2", "t1"])
+    assert read(tmp_path / "joined.npz", inputs=features).x.tolist() == [[3, 4], [1, 2]]
+    assert "the array 'x' is missing; say where" in refused(tmp_path / "joined.npz")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"votes": [[1, -1], [0, 1]]}, "votes: row 0, column 1 is -1; expected a whole number of 0 or more"),
+        ({"votes": [[1, 0.5], [0, 1]]}, "votes: row 0, column 1 is 0.5; expected a whole number"),
+        ({"scores": [[1, np.nan], [0, 1]]}, "scores: row 0, column 1 is nan; expected a finite number"),
+        ({"scores": [[1, 0]]}, "scores: expected one row for each of 2 examples"),
+        ({"scores": [1, 0]}, "votes and scores must be tables"),
+        ({"votes": [["a", "b"], ["c", "d"]]}, "votes: expected numbers, found"),
+        ({"y": [0, 1], "groups": [0]}, "'groups' has 1 entries for 2 classes"),
+        ({"y": [0, 1], "mean": [0.5]}, "'mean' must have 3 numbers"),
+        ({"y": [0, 1], "flips": 1}, "'flips' must be one true or false"),
+        ({"y": [0, 1], "classes": ["a", "a"]}, "classes: 'a' stands there twice"),
+    ],
+)
+def test_bad_tables_in_npz(tmp_path, arrays, says):
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)), **arrays)
+    assert says in refused(tmp_path / "d.npz")
+
+
+def test_nobody_voted(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.eye(2), votes=[[1, 0], [0, 0]], ids=["a", "b"])
+    with pytest.raises(UserError, match=r"nobody voted on example 'b' \(1 such\)"):
+        draw_candidates(read(tmp_path / "d.npz"), None, 0)
+
+
+# --- inputs on their own, as prediction takes them ----------------------------------------------------------------
+
+
+def test_inputs_alone(tmp_path, features):
+    assert read_inputs(Path(features)).ids == ("t2", "t1", "t9")
+    put(tmp_path / "x.jsonl", '{"id": "a", "x": [1, 2]}\n{"id": "b", "x": [3, 4]}')
+    assert read_inputs(tmp_path / "x.jsonl").x.tolist() == [[1, 2], [3, 4]]
+    picture(tmp_path / "img" / "deep" / "b.png")
+    picture(tmp_path / "img" / "a.JPG")
+    put(tmp_path / "img" / "notes.txt", "no image")
+    picture(tmp_path / "img" / ".hidden" / "c.png")
+    found = read_inputs(tmp_path / "img", DataSettings(image_size=3))
+    assert (found.ids, found.x.shape) == (("a.JPG", "deep/b.png"), (2, 3, 3, 3))
+    with pytest.raises(UserError, match=r"cannot read inputs from '\.txt'"):
+        read_inputs(tmp_path / "img" / "notes.txt")
+    with pytest.raises(UserError, match="no such file"):
+        read_inputs(tmp_path / "nowhere.csv")

@@ -1,0 +1,269 @@
+"""Labels out: what every row says, four formats, and reading our own csv again."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _support import TinyRun, small_arrays
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosel.data.dataset import make_dataset
+from crosel.errors import UserError
+from crosel.labels import (
+    COLUMNS,
+    LabelRow,
+    LabelStudio,
+    LabelTable,
+    flag_rows,
+    label_table,
+    read_labels,
+    write_labels,
+)
+from crosel.methods.base import TrainingLabels
+from crosel.run import load_run
+
+CLASSES = ("=cmd()", "-1", "chien|chat", 'ジ,"q"', "new\nline")  # one of each kind of trouble
+IDS = ("@a", "+b.png", "c\rd", "é", "4")
+
+
+def make_table(
+    classes: tuple[str, ...] = CLASSES, ids: tuple[str, ...] | None = IDS, selects: bool = True
+) -> LabelTable:
+    sets = np.eye(5, dtype=bool) | np.roll(np.eye(5, dtype=bool), 1, axis=1)
+    data = make_dataset(np.zeros((5, 2), np.float32), sets, classes=classes, ids=ids)
+    p = np.full((5, 5), 0.1, np.float32) + 0.5 * np.eye(5, dtype=np.float32)
+    return LabelTable(
+        data, np.arange(5), np.array([0.6, 0.5, 1.0, 0.25, 1e-7], np.float32), p,
+        np.array([2, 1, 0, 0, 2]) if selects else None, 2, ["", "", "outside", "unsure", "disputed"],
+        np.array([-1, -1, 0, -1, -1]),
+    )  # fmt: skip
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+# --- flags --------------------------------------------------------------------------------------------------------
+
+
+def chosen(labels: list[list[int]], stable: list[list[bool]], selected: list[list[bool]]) -> TrainingLabels:
+    confidence = torch.full((len(labels), len(labels[0])), 0.95)
+    return TrainingLabels(torch.tensor(labels), confidence, torch.tensor(stable), torch.tensor(selected))
+
+
+def test_every_flag_and_its_precedence():
+    sets = np.array([[1, 1, 0]] * 7, dtype=bool)
+    #         clear  outside  only one stable  other labels  disputed now  unsure  no label yet
+    labels = [[0, 2, 2, 2, 0, 0, -1], [0, 2, 2, 1, 0, 0, -1]]
+    stable = [[True, True, True, True, True, False, True], [True, True, False, True, True, False, True]]
+    selected = [[True, False, False, False, True, False, False]] * 2
+    guesses = np.array([[0, 2, 2, 2, 0, 0, 0], [0, 1, 2, 1, 1, 0, 0]])
+    flags, outside = flag_rows(chosen(labels, stable, selected), sets, guesses, np.ones(7))
+    # Row 1 is disputed by the newest guesses, too; that the set misses the truth is the graver matter.
+    assert flags == ["", "outside", "unsure", "disputed", "disputed", "unsure", "unsure"]
+    assert outside.tolist() == [-1, 2, -1, -1, -1, -1, -1]
+
+
+def test_selected_by_one_network_is_not_unsure():
+    sets = np.ones((1, 2), dtype=bool)
+    said = chosen([[0], [0]], [[True], [False]], [[True], [False]])
+    assert flag_rows(said, sets, np.zeros((2, 1)), np.ones(1))[0] == [""]
+
+
+def test_flags_of_methods_that_do_not_select():
+    flags, outside = flag_rows(None, np.ones((3, 2), bool), np.array([[0, 0, 0]]), np.array([0.9, 0.49, 0.5]))
+    assert flags == ["", "unsure", ""]
+    assert (outside == -1).all()
+
+
+# --- formats ------------------------------------------------------------------------------------------------------
+
+
+def test_csv_holds_no_formula_and_reads_back(tmp_path):
+    table = make_table()
+    write_labels(table, tmp_path / "l.csv")
+    raw = (tmp_path / "l.csv").read_bytes()
+    assert raw.startswith(",".join(COLUMNS).encode() + b"\n")
+    with open(tmp_path / "l.csv", newline="", encoding="utf-8") as stream:
+        cells = [cell for row in csv.reader(stream, strict=True) for cell in row]
+    assert len(cells) == 6 * 6
+    assert "'=cmd()" in cells
+    assert "-1" in cells  # a number is no formula
+    assert not [c for c in cells if c[:1] in ("=", "+", "-", "@", "\t", "\r") and c != "-1"]
+    back = read_labels(tmp_path / "l.csv")
+    for ours, theirs in zip(table.rows(), back, strict=True):
+        assert theirs._replace(confidence=0, outside_label=None) == ours._replace(confidence=0, outside_label=None)
+        assert theirs.confidence == pytest.approx(ours.confidence, abs=5e-7)
+
+
+names = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(names, min_size=5, max_size=5, unique=True), st.lists(names, min_size=5, max_size=5))
+def test_any_names_go_through_csv_and_jsonl(tmp_path_factory, classes, ids):
+    folder = tmp_path_factory.mktemp("any")
+    table = make_table(tuple(classes), tuple(ids))
+    write_labels(table, folder / "l.csv")
+    write_labels(table, folder / "l.jsonl")
+    ours = [(row.id, row.label, row.candidates) for row in table.rows()]
+    assert [(row.id, row.label, row.candidates) for row in read_labels(folder / "l.csv")] == ours
+    assert [(row["id"], row["label"], row["candidates"]) for row in json_lines(folder / "l.jsonl")] == ours
+
+
+def test_jsonl_says_what_the_set_misses(tmp_path):
+    write_labels(make_table(), tmp_path / "l.jsonl")
+    rows = json_lines(tmp_path / "l.jsonl")
+    assert all(list(row) == [*COLUMNS, "outside_label"] for row in rows)
+    assert [row["outside_label"] for row in rows] == [None, None, "=cmd()", None, None]
+    assert [row["selected"] for row in rows] == ["both", "one", "neither", "neither", "both"]
+    assert [row["flag"] for row in rows] == ["", "", "outside", "unsure", "disputed"]
+    assert rows[2]["candidates"] == ["chien|chat", 'ジ,"q"']
+    assert rows[2]["label"] in rows[2]["candidates"]
+
+
+def test_half_characters_stop_no_format(tmp_path):
+    table = make_table(("a\ud800", "b", "c", "d", "e"), ids=None)
+    for ending in (".csv", ".jsonl", ".npz", ".json"):
+        write_labels(table, tmp_path / f"l{ending}")
+    assert json_lines(tmp_path / "l.jsonl")[0]["label"] == "a\ud800"
+    assert (tmp_path / "l.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,a\\ud800,")
+
+
+def test_npz_is_what_cleanlab_takes(tmp_path):
+    write_labels(make_table(), tmp_path / "l.npz")
+    with np.load(tmp_path / "l.npz", allow_pickle=False) as saved:
+        arrays = {name: saved[name] for name in saved.files}
+    labels, p = arrays["labels"], arrays["pred_probs"]
+    assert np.issubdtype(labels.dtype, np.integer)
+    assert labels.shape == (5,)
+    assert p.shape == (5, 5)
+    assert np.issubdtype(p.dtype, np.floating)
+    assert arrays["outside_label"].tolist() == [-1, -1, 0, -1, -1]
+    assert arrays["selected"].tolist() == [2, 1, 0, 0, 2]
+    assert tuple(arrays["classes"]) == CLASSES
+    assert tuple(arrays["ids"]) == IDS
+    assert arrays["candidates"].dtype == bool
+    write_labels(make_table(selects=False), tmp_path / "cc.npz")
+    with np.load(tmp_path / "cc.npz") as saved:
+        assert "selected" not in saved.files
+
+
+def test_label_studio_predictions(tmp_path):
+    write_labels(make_table(), tmp_path / "l.json")
+    tasks = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
+    assert len(tasks) == 5
+    assert tasks[3] == {
+        "data": {"image": "é"},
+        "predictions": [{
+            "model_version": "crosel", "score": 0.25,
+            "result": [{
+                "from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": ['ジ,"q"']},
+            }],
+        }],
+    }  # fmt: skip
+    names = LabelStudio(from_name="breed", to_name="photo", data_key="url")
+    write_labels(make_table(), tmp_path / "n.json", names)
+    task = json.loads((tmp_path / "n.json").read_text(encoding="utf-8"))[0]
+    assert task["data"] == {"url": "@a"}
+    assert task["predictions"][0]["result"][0]["from_name"] == "breed"
+    assert task["predictions"][0]["result"][0]["to_name"] == "photo"
+
+
+def test_label_studio_tasks_are_carried_over(tmp_path):
+    """In any order, with tasks that the run does not have; our reader names tasks without an id by their number."""
+    export = [{"id": 9, "data": {"x": 1}}, *({"id": i, "data": {"image": f"{i}.png", "z": [i]}} for i in (4, 3, 2, 1))]
+    export.append({"data": {"image": "six"}})
+    (tmp_path / "export.json").write_text(json.dumps(export))
+    table = make_table(ids=("1", "2", "3", "4", "6"))
+    write_labels(table, tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
+    tasks = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
+    assert [task.get("id") for task in tasks] == [1, 2, 3, 4, None]
+    assert [task["data"] for task in tasks[3:]] == [{"image": "4.png", "z": [4]}, {"image": "six"}]
+    assert [t["predictions"][0]["result"][0]["value"]["choices"] for t in tasks] == [[name] for name in CLASSES]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[", "not valid JSON"), (b"{}", "list of tasks"), (b"[1]", "list of tasks"),
+        (b'[{"id": 1}]', "list of tasks"), (b"\xff\xfe\xff", "not valid JSON"), (b"[" * 100_000, "not valid JSON"),
+        (b'[{"id": 1, "data": {}}]', "no task '@a'"), (None, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_wrong_export_is_one_clear_line_and_leaves_no_file(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "export.json").write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        write_labels(make_table(), tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
+    assert "export.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "l.json").exists()
+
+
+def test_other_endings_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"\.csv, \.jsonl or \.npz"):
+        write_labels(make_table(), tmp_path / "l.xlsx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "line 1: expected the columns"), ("id,label\n", "line 1: expected the columns"),
+        ("{h}\n0,a,x,both,a,\n", "line 2, column 'confidence'"), ("{h}\n0,a,0.5,both,a,\n1,a\n", "line 3: 2 cells"),
+        ("{h}\n0,a,0.5,all,a,\n", "line 2, column 'selected'"), ("{h}\n0,a,0.5,both,a,bad\n", "line 2, column 'flag'"),
+        ('{h}\n"0,a', "not a csv file"), ("{h}\n\xff", "not a csv file"), (None, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_csv_that_is_not_ours_is_one_clear_line(tmp_path, content, said):
+    path = tmp_path / "l.csv"
+    if content is not None:
+        path.write_bytes(content.replace("{h}", ",".join(COLUMNS)).encode("latin-1"))
+    with pytest.raises(UserError, match=said) as caught:
+        read_labels(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- a run --------------------------------------------------------------------------------------------------------
+
+
+def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
+    session = load_run(tiny_run.path, torch.device("cpu"))
+    table = label_table(session)
+    sets, rows = small_arrays()["candidates"], list(table.rows())
+    assert all(isinstance(row, LabelRow) and row.label in row.candidates for row in rows)
+    said = session.method.training_labels()
+    outside = [row.flag == "outside" for row in rows]
+    assert [row.outside_label is not None for row in rows] == outside
+    for i, row in enumerate(rows):
+        if row.flag == "outside":
+            label = session.data.classes.index(str(row.outside_label))
+            assert not sets[i, label]
+            assert said.stable[:, i].all()
+            assert (said.labels[:, i] == label).all()
+    assert read_labels(tiny_run.path / "labels.csv")[0].id == "0"
+    # What is asked of `outside` can be changed without training: nothing is flagged at 1.
+    assert any(outside), "the tiny run should flag something, or this tests too little"
+    lowest = label_table(session, outside_gamma=0.0)
+    assert lowest.flags.count("outside") >= sum(outside)
+    np.testing.assert_array_equal(lowest.labels, table.labels)
+    assert label_table(session).flags == table.flags, "the run's own threshold must be back"
+
+
+def test_outside_gamma_needs_a_history(tiny_run: TinyRun) -> None:
+    session = load_run(tiny_run.path, torch.device("cpu"))
+    with pytest.raises(UserError, match="between 0 and 1"):
+        label_table(session, outside_gamma=1.5)
+    session.method.settings = SimpleNamespace(average="logits")
+    with pytest.raises(UserError, match="keeps no history"):
+        label_table(session, outside_gamma=0.5)

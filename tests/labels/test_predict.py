@@ -1,0 +1,213 @@
+"""Predicting from everything that can be read: the same answers, in bounded memory, or one clear line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _support import CroselCli, TinyRun, small_arrays
+
+from crosel import predict
+from crosel.errors import UserError
+from crosel.predict import open_inputs, predict_file
+
+CPU = torch.device("cpu")
+IMAGE, FEATURES = (1, 8, 8), (3,)
+
+
+def predicted(run: Path, source: Path, out: Path, top: int = 2) -> list[dict[str, Any]]:
+    count = predict_file(run, source, out, top, CPU)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == count
+    return rows
+
+
+def tops(rows: list[dict[str, Any]]) -> list[list[tuple[str, float]]]:
+    return [[(t["label"], pytest.approx(t["probability"], abs=1e-5)) for t in row["top"]] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten digits in every form: png files in two folders, csv, jsonl and npz."""
+    image = pytest.importorskip("PIL.Image")
+    folder = tmp_path_factory.mktemp("images")
+    x = small_arrays()["x_test"][:10]
+    names = [f"{'a' if i < 5 else 'b'}/{i}.png" for i in range(10)]
+    for name, pixels in zip(names, x, strict=True):
+        (folder / "png" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(pixels).save(folder / "png" / name)
+    np.savez(folder / "x.npz", x=x, ids=names)
+    np.savez_compressed(folder / "float.npz", x=(x / 255).astype(np.float32)[..., None], ids=names)
+    np.savez(folder / "fortran.npz", x=np.asfortranarray(x), ids=names)
+    (folder / "list.csv").write_text("path,label\n" + "".join(f"png/{name},7\n" for name in names))
+    lines = [json.dumps({"id": name, "image": f"png/{name}"}) + "\n" for name in names]
+    (folder / "list.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10, 1024])
+@pytest.mark.parametrize("source", ["png", "list.csv", "list.jsonl", "float.npz", "fortran.npz", "x.npz"])
+def test_all_forms_of_images_give_the_same(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch, source, rows):
+    monkeypatch.setattr(predict, "_ROWS", rows)  # also where chunks end in the middle of the data
+    expected = predicted(tiny_run.path, images / "x.npz", tmp_path / "x.jsonl")
+    got = predicted(tiny_run.path, images / source, tmp_path / "p.jsonl")
+    assert len(got) == 10
+    prefix = "png/" if source == "list.csv" else ""
+    assert [row["id"] for row in got] == [prefix + row["id"] for row in expected]
+    assert tops(got) == tops(expected)
+
+
+def test_no_more_is_held_than_a_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "_BYTES", 3 * 64)
+    np.savez(tmp_path / "x.npz", x=np.zeros((10, 8, 8), np.uint8))
+    assert [len(chunk.x) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [3, 3, 3, 1]
+    assert [len(c.ids) for c in open_inputs(tmp_path / "x.npz", IMAGE)] == [3, 3, 3, 1]
+
+
+def test_one_scale_for_all_chunks(tmp_path, monkeypatch):
+    """A dark chunk of floats in 0..255 must not be taken for one in 0..1."""
+    x = np.zeros((4, 8, 8), np.float64)
+    x[0], x[3] = 1.0, 200.0
+    np.savez(tmp_path / "x.npz", x=x)
+    monkeypatch.setattr(predict, "_ROWS", 1)
+    assert [int(chunk.x.max()) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [1, 0, 0, 200]
+
+
+def test_features_from_csv_jsonl_and_npz(tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "_ROWS", 2)
+    x = np.arange(15, dtype=np.float32).reshape(5, 3) / 8
+    rows = [f"r{i},{a},{b},{c},dog\n" for i, (a, b, c) in enumerate(x)]
+    (tmp_path / "x.csv").write_text("id,u,v,w,label\n" + "".join(rows))
+    (tmp_path / "no-id.csv").write_text("u,v,w\n" + "".join(f"{a},{b},{c}\n" for a, b, c in x))
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps({"id": i, "x": list(map(float, r))}) + "\n" for i, r in enumerate(x))
+    )
+    (tmp_path / "uvw.jsonl").write_text(
+        "".join(json.dumps(dict(zip("uvw", map(float, r), strict=True))) + "\n" for r in x)
+    )
+    np.savez(tmp_path / "x.npz", x=x)
+    for name in ("x.csv", "no-id.csv", "x.jsonl", "uvw.jsonl", "x.npz"):
+        chunks = list(open_inputs(tmp_path / name, FEATURES))
+        assert [len(chunk.x) for chunk in chunks] == [2, 2, 1]
+        np.testing.assert_array_equal(np.concatenate([chunk.x for chunk in chunks]), x)
+        ids = [i for chunk in chunks for i in chunk.ids]
+        assert ids == ([f"r{i}" for i in range(5)] if name == "x.csv" else [str(i) for i in range(5)])
+
+
+def npz(**arrays: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+GOOD = np.zeros((4, 8, 8), np.uint8)
+BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
+    ("a.csv", b"", FEATURES, "line 1"),
+    ("a.csv", b"u,v,w\n", FEATURES, "line 2: there are no rows"),
+    ("a.csv", b"u,v\n1,2\n", FEATURES, "line 1: 2 features; the run was trained on 3"),
+    ("a.csv", b"u,v,w\n1,2,3\n1,x,3\n", FEATURES, "line 3, column 'v': 'x' is no number"),
+    ("a.csv", b"u,v,w\n1,2,3\n1,,3\n", FEATURES, "line 3, column 'v': empty"),
+    ("a.csv", b"u,v,w\n1,2,3\n1,nan,3\n", FEATURES, "line 3, column 'v': NaN"),
+    ("a.csv", b"u,v,w\n1,2,3\n1,1e39,3\n", FEATURES, "line 3, column 'v'"),
+    ("a.csv", b"u,v,w\n1,2\n", FEATURES, "line 2"),
+    ("a.csv", b"u,v,w\n1,2,3\n", IMAGE, "no column 'path', and the run was trained on images"),
+    ("a.csv", b"path\na.png\n", FEATURES, "trained on 3 features"),
+    ("a.csv", b"path\nnowhere.png\n", IMAGE, "line 2, column 'path'.*no such image"),
+    ("a.csv", b'path\n""\n', IMAGE, "line 2, column 'path'.*no path"),
+    ("a.csv", b"\xff\xfea\x00", IMAGE, "UTF-16"),
+    ("a.jsonl", b"", FEATURES, "line 1: there are no rows"),
+    ("a.jsonl", b"[1]\n", FEATURES, "line 1, column 1: expected an object"),
+    ("a.jsonl", b"{]\n", FEATURES, "line 1, column"),
+    ("a.jsonl", b'{"x": [1, 2]}\n', FEATURES, "line 1: 2 features; the run was trained on 3"),
+    ("a.jsonl", b'{"x": [1, 2, 3]}\n{"x": [1, 2]}\n', FEATURES, "line 2: 2 features"),
+    ("a.jsonl", b'{"x": [1, 2, 3]}\n{"y": [1, 2, 3]}\n', FEATURES, "line 2, column '[xy]': other columns"),
+    ("a.jsonl", b'{"x": [1, 2, "3"]}\n', FEATURES, "line 1, column 'x': '3' is no number"),
+    ("a.jsonl", b'{"x": [1, 2, true]}\n', FEATURES, "line 1, column 'x': 'True' is no number"),
+    ("a.jsonl", b'{"x": [1, 2, NaN]}\n', FEATURES, "line 1, column 'number 3': NaN"),
+    ("a.jsonl", b'{"x": [1, 2, Infinity]}\n', FEATURES, "line 1, column 'x'"),
+    ("a.jsonl", b'{"x": [1, 2, 1' + b"0" * 400 + b"]}\n", FEATURES, "line 1, column 'x'"),
+    ("a.jsonl", b'{"id": 3}\n{"id": 4}\n', FEATURES, "line 1: 0 features"),
+    ("a.jsonl", b'{"path": 3}\n', IMAGE, "line 1, column 'path'"),
+    ("a.npz", b"", IMAGE, "not a readable npz|cannot be read"),
+    ("a.npz", npz(x=GOOD)[:-200], IMAGE, "not a readable npz"),
+    ("a.npz", npz(y=GOOD), IMAGE, "array 'x' is missing"),
+    ("a.npz", npz(x=GOOD, ids=["a"]), IMAGE, "x has 4 examples, but there are 1 ids"),
+    ("a.npz", npz(x=GOOD[:, :5]), IMAGE, r"examples of shape \(1, 5, 8\)"),
+    ("a.npz", npz(x=GOOD), FEATURES, r"examples of shape \(1, 8, 8\); the run was trained on \(3,\)"),
+    ("a.npz", npz(x=GOOD[0, 0]), IMAGE, "neither features"),
+    ("a.npz", npz(x=GOOD[:0]), IMAGE, "no examples"),
+    ("a.npz", npz(x=np.array([["a", "b"]])), IMAGE, "expected numbers"),
+    ("a.npz", npz(x=GOOD * 1j), IMAGE, "expected numbers"),
+    ("a.npz", npz(x=GOOD - 1.0), IMAGE, "pixels must lie in 0..255"),
+    ("a.npz", npz(x=np.where(np.arange(4)[:, None, None] == 2, np.nan, GOOD)), IMAGE, "x: NaN in row 2, column 0"),
+    ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, np.inf, 3]])), FEATURES, "x: an infinite value in row 1, column 1"),
+    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give a folder of images, csv, jsonl or npz"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "shape", "said"), BAD)
+def test_bad_inputs_are_one_clear_line(tmp_path, monkeypatch, name, content, shape, said):
+    monkeypatch.setattr(predict, "_ROWS", 1)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        list(open_inputs(tmp_path / name, shape))
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_without_images_and_runs_without_squares(tmp_path, images):
+    with pytest.raises(UserError, match="there are no images"):
+        list(open_inputs(tmp_path, IMAGE))
+    with pytest.raises(UserError, match="trained on 3 features"):
+        list(open_inputs(images / "png", FEATURES))
+    with pytest.raises(UserError, match="only square ones"):
+        list(open_inputs(images / "png", (1, 8, 9)))
+    with pytest.raises(UserError, match="no such file"):
+        list(open_inputs(tmp_path / "nowhere", IMAGE))
+
+
+def test_images_of_another_size_are_brought_to_that_of_the_run(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (30, 20), "red").save(tmp_path / "a.png")
+    (chunk,) = open_inputs(tmp_path, IMAGE)
+    assert chunk.x.shape == (1, 1, 8, 8)
+    (chunk,) = open_inputs(tmp_path, (3, 5, 5))
+    assert chunk.x.shape == (1, 3, 5, 5)
+    assert chunk.x[0, :, 2, 2].tolist() == [255, 0, 0]
+
+
+def test_a_bad_image_half_way_leaves_no_output(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "_ROWS", 2)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    (tmp_path / "list.csv").write_text(f"path\n{images / 'png/a/0.png'}\n{images / 'png/a/1.png'}\nbad.png\n")
+    with pytest.raises(UserError, match=r"list.csv, line 4, column 'path'.*bad.png"):
+        predict_file(tiny_run.path, tmp_path / "list.csv", tmp_path / "p.csv", 1, CPU)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.png", "list.csv"]
+
+
+def test_ids_cannot_become_formulas(tiny_run: TinyRun, tmp_path):
+    np.savez(tmp_path / "x.npz", x=GOOD, ids=["=1+1", "-2", "a\ud800", "@x"])
+    seen: list[int] = []
+    assert predict_file(tiny_run.path, tmp_path / "x.npz", tmp_path / "p.csv", 2, CPU, progress=seen.append) == 4
+    with open(tmp_path / "p.csv", newline="", encoding="utf-8") as stream:
+        rows = list(csv.reader(stream))
+    assert rows[0] == ["id", "label", "confidence", "label_2", "confidence_2"]
+    assert [row[0] for row in rows[1:]] == ["'=1+1", "-2", "a\\ud800", "'@x"]
+    assert seen == [4]
+
+
+def test_predict_by_the_command_line(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
+    result = crosel_cli("predict", tiny_run.path, images / "list.csv", "--out", tmp_path / "p.csv", "--top", "3")
+    assert result.code == 0, result.err
+    assert result.out.endswith(f"10 predictions: {tmp_path / 'p.csv'}\n")
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    refused = crosel_cli("predict", tiny_run.path, tmp_path / "bad.csv", "--out", tmp_path / "q.csv")
+    assert refused.code == 2
+    assert refused.err.count("\n") == 1
+    assert "bad.csv, line 1: there is no column 'path'" in refused.err
