@@ -73,10 +73,10 @@ def test_no_more_is_held_than_a_chunk(tmp_path, monkeypatch):
 def test_one_scale_for_all_chunks(tmp_path, monkeypatch):
     """A dark chunk of floats in 0..255 must not be taken for one in 0..1."""
     x = np.zeros((4, 8, 8), np.float64)
-    x[0], x[3] = 1.0, 200.0
+    x[1], x[3] = 200.0, 1.0
     np.savez(tmp_path / "x.npz", x=x)
     monkeypatch.setattr(predict, "_ROWS", 1)
-    assert [int(chunk.x.max()) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [1, 0, 0, 200]
+    assert [int(chunk.x.max()) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [0, 200, 0, 1]
 
 
 def test_features_from_csv_jsonl_and_npz(tmp_path, monkeypatch):
