@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test lint types cover clean
+.PHONY: demo test lint types clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,7 +26,7 @@ types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term --cov-fail-under=90
 
 clean:
 	rm -rf $(VENV) demo-run .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -23,6 +24,8 @@ app = typer.Typer(
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Trust = Annotated[bool, typer.Option("--trust-code", help="allow network.name=module:factory to import code")]
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Published datasets.")
+app.add_typer(data_app, name="data")
 DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
 
 
@@ -108,24 +111,34 @@ def eval(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    input: Annotated[Path, typer.Argument(help="npz file with x")],
+    input: Annotated[Path, typer.Argument(help="folder of images, or a csv, jsonl or npz file")],
     out: Annotated[Path, typer.Option(help="csv or jsonl file to write")],
     top: Annotated[int, typer.Option(min=1, help="how many labels to give for each example")] = 1,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
     """Labels and probabilities for new data."""
-    from crosel.evaluate import predict_file
+    from crosel.predict import predict_file
     from crosel.session import pick_device
 
-    count = predict_file(run, input, out, top, pick_device(device), trust_code)
+    with _live_line() as show:
+        count = predict_file(
+            run, input, out, top, pick_device(device), trust_code, lambda done: show(f"{done} predictions")
+        )
     typer.echo(f"{count} predictions: {out}")
 
 
 @app.command()
 def labels(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    out: Annotated[Path, typer.Option(help="csv, jsonl or npz file to write")],
+    out: Annotated[Path, typer.Option(help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) to write")],
+    outside_gamma: Annotated[
+        float | None, typer.Option(help="confidence that the flag `outside` asks for; default: the run's own")
+    ] = None,
+    from_name: Annotated[str, typer.Option(help="Label Studio: name of the choices")] = "label",
+    to_name: Annotated[str, typer.Option(help="Label Studio: name of what they are about")] = "image",
+    data_key: Annotated[str, typer.Option(help="Label Studio: field of a task's data for our id")] = "image",
+    tasks: Annotated[Path | None, typer.Option(help="Label Studio: the project's JSON export, carried over")] = None,
     data: DataDir = None,
     device: Device = "auto",
     trust_code: Trust = False,
@@ -133,12 +146,12 @@ def labels(
     """The training set's labels, cleaned."""
     from collections import Counter
 
-    from crosel.labels import label_table, write_labels
+    from crosel.labels import LabelStudio, label_table, write_labels
     from crosel.run import load_run
     from crosel.session import pick_device
 
-    table = label_table(load_run(run, pick_device(device), trust_code, data_dir=data))
-    write_labels(table, out)
+    table = label_table(load_run(run, pick_device(device), trust_code, data_dir=data), outside_gamma)
+    write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
     flags = Counter(flag or "clear" for flag in table.flags)
     typer.echo(f"{len(table.flags)} labels ({', '.join(f'{n} {flag}' for flag, n in flags.most_common())}): {out}")
 
@@ -173,6 +186,23 @@ def candidates(
     typer.echo(json.dumps(summary.as_dict(), ensure_ascii=False) if json_ else "\n".join(summary.lines()))
     if not json_:
         typer.echo(f"written: {out}")
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or svhn")],
+    to: Annotated[Path, typer.Option(help="folder to put it in, for --data")],
+    mirror: Annotated[str | None, typer.Option(help="address with the same files; default CROSEL_MIRROR")] = None,
+) -> None:
+    """Download a published dataset: checked, and resumed where it broke off."""
+    from crosel.download import get
+
+    def megabytes(file: str, done: int, total: int | None) -> str:
+        return f"{file}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
+
+    with _live_line() as show:
+        get(name, to, mirror, lambda *now: show(megabytes(*now)))
+    typer.echo(f"{name} is in {to}; train on it with: crosel train {name} --data {to}")
 
 
 @app.command()
@@ -241,6 +271,26 @@ def info() -> None:
 
     for line in info_lines():
         typer.echo(line)
+
+
+@contextlib.contextmanager
+def _live_line() -> Iterator[Callable[[str], None]]:
+    """One line on a terminal that says how far it is, at most ten times a second; nothing elsewhere."""
+    shown = 0.0
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() - shown > 0.1:
+            shown = time.monotonic()
+            sys.stderr.write(f"\r\033[K{text}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
 
 
 def _fail(text: str, code: int) -> NoReturn:

@@ -103,7 +103,8 @@ def check_label_rows(rows: list[dict[str, Any]], candidates: np.ndarray[Any, Any
     """Rows of labels.csv or jsonl, with `candidates` as lists of names and `confidence` as numbers."""
     assert [row["id"] for row in rows] == [str(i) for i in range(len(candidates))]
     for row, sets in zip(rows, candidates, strict=True):
-        assert list(row) == ["id", "label", "confidence", "selected", "candidates", "flag"]
+        assert list(row)[:6] == ["id", "label", "confidence", "selected", "candidates", "flag"]
+        assert set(row) - set(list(row)[:6]) <= {"outside_label"}  # in jsonl
         assert row["candidates"] == [str(j) for j in np.flatnonzero(sets)]
         assert row["label"] in row["candidates"]
         assert 0 < row["confidence"] <= 1

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.cells import unguard
 from crosel.config import RunConfig
 from crosel.data import Dataset, with_classes_of
 from crosel.errors import UserError
@@ -132,8 +133,8 @@ def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
         raise UserError(f"{path}: {len(rows)} labels for {n} examples; write it again: crosel labels RUN --out {path}")
     try:
         return Labels(
-            [row["id"] for row in rows],
-            np.array([number.get(row["label"], -1) for row in rows], np.int64),
+            [unguard(row["id"]) for row in rows],
+            np.array([number.get(unguard(row["label"]), -1) for row in rows], np.int64),
             np.array([float(row["confidence"]) for row in rows]),
             [row["selected"] for row in rows],
             [row["flag"] for row in rows],
