@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
-
-# Threads that wait for each other sleep instead of spinning. On a machine that has other work to do, spinning makes a
-# small step on the CPU thirty times slower. It counts only where torch is not loaded yet, and a value of yours wins.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = ["CroSelClassifier", "PartialLabelClassifier", "UserError", "__version__"]
