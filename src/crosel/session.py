@@ -156,7 +156,7 @@ def build_session(
     with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
         torch.default_generator.manual_seed(config.seed)
         method = method_class(config.method, problem, factory).to(device)
-    if device.type == "cuda" and data.is_image:
+    if data.is_image:
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     check_network(method, data, device)
     normalise = Normaliser.of(data).to(device)

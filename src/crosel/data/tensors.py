@@ -42,7 +42,7 @@ class Normaliser(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         raw = x.float() / 255 if x.dtype == torch.uint8 else x.float()
-        if raw.is_cuda and raw.ndim == 4:  # the layout in which the networks' convolutions run fastest there
+        if raw.ndim == 4:  # the layout in which convolutions run fastest
             raw = raw.contiguous(memory_format=torch.channels_last)
         return (raw - self.mean) / self.std
 
