@@ -79,7 +79,7 @@ def test_summary_in_bounded_memory():
     assert peak < sets.nbytes  # a block and what is made of it, whatever the number of examples
 
 
-def same(one, other) -> None:
+def assert_same(one, other) -> None:
     for name in ("x", "candidates", "y", "x_test", "y_test", "weights"):
         a, b = getattr(one, name), getattr(other, name)
         assert (a is None) == (b is None), name
@@ -97,13 +97,13 @@ def test_everything_survives_the_file(tmp_path):
         std=(0.5, 0.5, 0.5), flips=False,
     )  # fmt: skip
     write_npz(data, tmp_path / "d.npz")
-    same(read(tmp_path / "d.npz"), data)
+    assert_same(read(tmp_path / "d.npz"), data)
 
 
 def test_convert_is_what_training_on_the_source_sees(tmp_path):
     found = convert("digits", tmp_path / "d.npz", "uniform:q=0.3", seed=5)
     direct = draw_candidates(load("digits"), "uniform:q=0.3", 5)
-    same(read(tmp_path / "d.npz"), direct)
+    assert_same(read(tmp_path / "d.npz"), direct)
     assert found == summarise(direct)
     assert draw_candidates(read(tmp_path / "d.npz"), None, 9).candidates.tolist() == direct.candidates.tolist()
 

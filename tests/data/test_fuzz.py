@@ -140,7 +140,7 @@ def test_damaged_files(kind):
                 damaged[at:at] = damaged[: rng.randrange(40)]
             if not damaged:
                 break
-        outcome(written(name, bytes(damaged)))
+        assert outcome(written(name, bytes(damaged)))
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".json", ".npz", ".mat"])
@@ -196,7 +196,7 @@ def test_tables_of_anything(data, options):
     header = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True))
     rows = data.draw(st.lists(st.lists(CELL, min_size=len(header), max_size=len(header)), max_size=4))
     text = "\n".join(",".join(map(quoted, row)) for row in [header, *rows])
-    outcome(written("d.csv", text.encode("utf-8", "surrogatepass")), **options)
+    assert outcome(written("d.csv", text.encode("utf-8", "surrogatepass")), **options)
 
 
 KEYS = st.sampled_from(["x", "y", "choices", "value"])
@@ -213,7 +213,7 @@ JSON = st.recursive(
 )
 @settings(FUZZ, max_examples=400)
 def test_jsonl_of_anything(rows, options):
-    outcome(written("d.jsonl", "\n".join(map(json.dumps, rows)).encode()), **options)
+    assert outcome(written("d.jsonl", "\n".join(map(json.dumps, rows)).encode()), **options)
 
 
 RESULTS = st.lists(JSON | st.fixed_dictionaries({"value": JSON}), max_size=2)
@@ -230,7 +230,7 @@ TASK = st.fixed_dictionaries(
 @given(st.lists(TASK | st.just(STUDIO[0]), max_size=3), OPTIONS)
 @settings(FUZZ, max_examples=300)
 def test_exports_of_anything(tasks, options):
-    outcome(written("d.json", json.dumps(tasks).encode()), **options)
+    assert outcome(written("d.json", json.dumps(tasks).encode()), **options)
 
 
 ARRAY = st.one_of(
@@ -255,7 +255,7 @@ ARRAY = st.one_of(
 def test_npz_of_anything(arrays, options):
     stream = io.BytesIO()
     np.savez(stream, **arrays)
-    outcome(written("d.npz", stream.getvalue()), **options)
+    assert outcome(written("d.npz", stream.getvalue()), **options)
 
 
 @given(st.dictionaries(st.sampled_from(["data", "partial_target", "target", "X", "y", "a"]), ARRAY, max_size=4))
@@ -266,7 +266,7 @@ def test_mat_of_anything(arrays):
         scipy.io.savemat(stream, arrays)
     except Exception:
         return  # MATLAB has no such arrays
-    outcome(written("d.mat", stream.getvalue()))
+    assert outcome(written("d.mat", stream.getvalue()))
 
 
 # --- bombs --------------------------------------------------------------------------------------------------------
