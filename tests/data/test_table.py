@@ -45,6 +45,77 @@ def test_csv_as_programs_write_it(tmp_path, change):
     assert (plain.ids, plain.y.tolist()) == (other.ids, other.y.tolist())
 
 
+@pytest.mark.parametrize(
+    ("cell", "settings"),
+    [
+        ("cat|a, b", {}),
+        ("['cat', 'a, b']", {}),
+        ('["cat", "a, b"]', {}),
+        ("[ 'cat','a, b' ]", {}),
+        ("cat;a, b", {"separator": ";"}),
+        ("cat // a, b", {"separator": "//"}),
+    ],
+)
+def test_sets_as_people_and_pandas_write_them(tmp_path, cell, settings):
+    quoted = '"' + cell.replace('"', '""') + '"'
+    data = read(put(tmp_path / "d.csv", f"candidates,f\n{quoted},1\ncat,2\n"), **settings)
+    assert sets_of(data) == [{"cat", "a, b"}, {"cat"}]
+    assert data.notes == ()
+
+
+@pytest.mark.parametrize(
+    "cell", ["[cat]", "['cat'", "[['a'], 'b']", "[007]", "['a' 'b']", "[1, 2, x]", "['\\x']", "[]"]
+)
+def test_what_is_not_quite_a_list_is_a_name(tmp_path, cell):
+    data = read(put(tmp_path / "d.csv", f'candidates,f\n"{cell}",1\ncat,2\n'))
+    assert sets_of(data) == [{cell}, {"cat"}]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "/", " "])
+def test_a_forgotten_separator_is_noticed(tmp_path, mark):
+    path = put(tmp_path / "d.csv", f'candidates,f\n"cat{mark}dog",1\ncat,2\ndog,3\n')
+    (note,) = read(path).notes
+    assert f"'cat{mark}dog' looks like several; if so: --set 'data.separator=\"{mark}\"'" in note
+    assert sets_of(read(path, separator=mark)) == [{"cat", "dog"}, {"cat"}, {"dog"}]
+
+
+def test_names_that_hold_a_comma_are_no_lists(tmp_path):
+    assert read(put(tmp_path / "d.csv", 'candidates,f\n"hare, brown",1\n"hare, white",2\n')).notes == ()
+    assert read(put(tmp_path / "e.csv", 'candidates,f\n"a,b|c",1\na,2\nb,3\n')).notes == (), "there are sets of two"
+
+
+@pytest.mark.parametrize(
+    ("cells", "pairs"),
+    [(("01", "1"), 1), (("1", "1.0"), 1), (("Cat", "cat"), 1), (("1", "2", "10"), 0), (("a", "b"), 0),
+     (("١", "1"), 0), (("nan", "inf"), 0), (tuple("abcdeABCDE"), 4)],
+)  # fmt: skip
+def test_classes_that_may_be_one_are_told(tmp_path, cells, pairs):
+    path = put(tmp_path / "d.csv", "candidates,f\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells)))
+    notes = read(path).notes
+    assert len(notes) == pairs
+    if pairs == 4:
+        assert notes[-1] == "… and 2 more such pairs"
+    elif pairs:
+        assert (
+            notes[0] == f"classes '{min(cells)}' and '{max(cells)}' are kept apart; if they are one, write them alike"
+        )
+
+
+def test_paths_with_blanks_from_windows_and_from_the_root(tmp_path):
+    picture(tmp_path / "my photos" / "a b.png", (0, 0, 255))
+    for number, cell in enumerate(
+        (
+            "my photos/a b.png",
+            "my photos\\a b.png",
+            f"{tmp_path}/my photos/a b.png",
+            f"file://{tmp_path}/my photos/a b.png",
+        )
+    ):
+        data = read(put(tmp_path / f"{number}.csv", f"path,label\n{cell},a\n"))
+        assert data.x[0, :, 0, 0].tolist() == [0, 0, 255]
+        assert data.ids == (cell,)
+
+
 def test_an_index_column_of_pandas_is_no_feature(tmp_path):
     data = read(put(tmp_path / "d.csv", ",label,f\n0,a,1\n1,b,2\n"))
     assert data.x.tolist() == [[1.0], [2.0]]
@@ -121,6 +192,8 @@ BAD_CSV = {
     "header only": (H, "line 2: cannot read '.csv' without rows"),
     "no meaning": ("f,g\n1,2\n", "line 1: cannot read '.csv' without a column 'candidates' or 'label'"),
     "word": (H + "a,x,1,2\nb,x,1,two\n", "line 3, column 'g': 'two' is no number"),
+    "decimal comma": ("label;f\na;1,5\n", "line 2, column 'f': '1,5' is no number; write decimals with a point"),
+    "old Mac": ("label,f\ra,1\r", "line 1: not a valid csv row (a line end of old Macs"),
     "blank": (H + "a,x,,2\n", "line 2, column 'f': empty; fill it in or drop the row"),
     "nan": (H + "a,x,1,2\nb,x,nan,2\n", "line 3, column 'f': NaN; fill it in"),
     "infinite": (H + "a,x,1,-inf\n", "line 2, column 'g': an infinite value"),

@@ -54,6 +54,8 @@ def _numbers(path: Path, line: int, header: Sequence[str], columns: Sequence[int
     """The error for the first cell of a row that is no number."""
     column = next(c for c in columns if not _is_number(row[c]))
     what = f"{shown(row[column])} is no number" if row[column].strip() else "empty; fill it in or drop the row"
+    if _is_number(row[column].replace(",", ".", 1)):
+        what += "; write decimals with a point"
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
 
 

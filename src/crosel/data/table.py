@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,16 @@ from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import read_images
 from crosel.data.limits import shown, spoils_lines
 from crosel.data.settings import DataSettings, Progress
-from crosel.data.vocabulary import Vocabulary, check_cells, label_name, label_names, label_weights, set_matrix
+from crosel.data.vocabulary import (
+    Vocabulary,
+    alike,
+    check_cells,
+    label_name,
+    label_names,
+    label_weights,
+    looks_joined,
+    set_matrix,
+)
 from crosel.errors import UserError
 
 # Columns with a meaning, under the names that tools give them.
@@ -110,7 +120,10 @@ def image_path(cell: Any, root: Path) -> Path:
         raise ValueError(f"{shown(text)} is an address, not a file; fetch the images first")
     if spoils_lines(text) or len(text) > 4000:
         raise ValueError("this is no path to an image")
-    return root / text
+    path = root / text
+    if "\\" in text and not path.exists():  # a list that was written on Windows
+        return root / text.replace("\\", "/")
+    return path
 
 
 def image_root(settings: DataSettings, path: Path) -> Path:
@@ -176,7 +189,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: Progress | Non
     truth, labels = optional_labels(table, train)
     if truth is None and any(labels[row] is not None for row in train):
         notes.append("some rows have no label: true labels are not used")
-    sets, weights = _sets(table, train)
+    sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
         row = next((int(row) for row in train if labels[row] is None), 0)
         raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'")
@@ -186,6 +199,9 @@ def table_dataset(table: Table, settings: DataSettings, progress: Progress | Non
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)
     vocabulary = Vocabulary(found, settings.classes)
+    notes += alike(vocabulary.classes)
+    if sets is not None and all(len(names) == 1 for names in sets):
+        notes += filter(None, [looks_joined(vocabulary.classes)])
 
     ids = check_ids(table) if "id" in table.columns else None
     if ids is None and "path" in table.columns:
@@ -208,12 +224,12 @@ def table_dataset(table: Table, settings: DataSettings, progress: Progress | Non
 Weights = list[dict[str, float]]
 
 
-def _sets(table: Table, rows: Array) -> tuple[list[tuple[str, ...]] | None, Weights | None]:
+def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ...]] | None, Weights | None]:
     """Candidate sets and weights of the training rows; weights with names may stand for the sets."""
     sets: list[tuple[str, ...]] | None = None
     if "candidates" in table.columns:
         train = _only(table, rows, "candidates")
-        sets = train.parsed("candidates", label_names)
+        sets = train.parsed("candidates", partial(label_names, separator=separator))
     if "weight" not in table.columns:
         return sets, None
     weights: Weights = []

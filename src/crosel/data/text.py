@@ -65,7 +65,9 @@ class CsvFile:
         try:
             return next(self._reader, None)
         except csv.Error as error:
-            raise UserError(f"{self.path}, line {self._end + 1}: not a valid csv row ({one_line(error)})") from None
+            bare = "new-line character" in str(error)
+            reason = "a line end of old Macs, a bare CR; save it with line ends LF or CRLF" if bare else one_line(error)
+            raise UserError(f"{self.path}, line {self._end + 1}: not a valid csv row ({reason})") from None
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         width, reader = len(self.header), self._reader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +14,10 @@ from crosel.data.limits import check_bytes, shown, spoils_lines
 from crosel.errors import UserError, did_you_mean
 
 MAX_NAME = 1000
+# A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].
+_ITEM = r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{1,18})\s*"""
+_SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a blank or a semicolon
+_LIST = re.compile(rf"\[{_ITEM}(?:,{_ITEM})*\]")
 
 
 def label_name(value: Any) -> str:
@@ -31,10 +37,10 @@ def label_name(value: Any) -> str:
     return name
 
 
-def label_names(value: Any) -> tuple[str, ...]:
-    """A set of labels: a list, or names with | between them."""
+def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
+    """A set of labels: a list, or names with | (or another separator) between them."""
     if isinstance(value, str):
-        value = value.split("|")
+        value = _listed(value.strip()) or value.split(separator)
     elif isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):
@@ -46,6 +52,17 @@ def label_names(value: Any) -> tuple[str, ...]:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise ValueError(f"label {shown(twice)} stands there twice")
     return names
+
+
+def _listed(text: str) -> list[Any] | None:
+    """The items of a list that was printed into a cell; None where there is none. (Flat, so evaluating is no risk.)"""
+    if not (text.startswith("[") and _LIST.fullmatch(text)):
+        return None
+    try:
+        items: list[Any] = ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # an escape that Python does not know, a number such as 007
+        return None
+    return items
 
 
 def _number(value: Any) -> float:
@@ -112,6 +129,35 @@ class Vocabulary:
         except KeyError:
             near = did_you_mean(name, self.classes)
             raise ValueError(f"{shown(name)} is none of the {len(self.classes)} classes{near}") from None
+
+
+def alike(names: Iterable[str]) -> list[str]:
+    """Notes for people: classes whose names differ in capitals, or in how a number is written, and no more."""
+    first: dict[object, str] = {}
+    notes = []
+    for name in names:
+        other = first.setdefault(_plain(name), name)
+        if other != name:
+            notes.append(f"classes {shown(other)} and {shown(name)} are kept apart; if they are one, write them alike")
+    return notes[:3] + ([f"… and {len(notes) - 3} more such pairs"] if len(notes) > 3 else [])
+
+
+def _plain(name: str) -> object:
+    try:
+        return float(name) if name.isascii() else name.casefold()
+    except ValueError:
+        return name.casefold()
+
+
+def looks_joined(names: Sequence[str]) -> str | None:
+    """A note, where no set has two labels but one name looks like several labels with something between them."""
+    known = set(names)
+    for mark in ",;/ ":
+        for name in names:
+            parts = [part.strip() for part in name.split(mark)]
+            if len(parts) > 1 and sum(part in known for part in parts) >= min(2, len(parts) - 1):
+                return f"no set has two labels, but {shown(name)} looks like several; if so: {_SEPARATOR.format(mark)}"
+    return None
 
 
 def check_cells(n: int, k: int, bytes_each: int, place: object) -> None:

@@ -7,6 +7,7 @@ inputs is joined by id (`data.inputs`). True labels, where known, are a column `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.limits import shown
 from crosel.data.settings import DataSettings, Progress
 from crosel.data.table import Table, check_ids, index_of, optional_labels
-from crosel.data.vocabulary import Vocabulary, check_cells, label_name, label_names
+from crosel.data.vocabulary import Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 
 NO_VOTE = frozenset({"", "-1", "nan", "na", "null", "none"})
@@ -47,7 +48,7 @@ def votes_dataset(
 
     return make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
-        classes=vocabulary.classes, ids=inputs.ids, notes=tuple(notes), place=str(table.path),
+        classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(table.path),
     )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def long_votes(table: Table, settings: DataSettings, progress: Progress | None) 
         )
     tasks = table.parsed(key, label_name)
     workers = table.parsed("worker", label_name)
-    labels = table.parsed("label", label_names)
+    labels = table.parsed("label", partial(label_names, separator=settings.separator))
     first: dict[str, int] = {}  # task -> its first row
     seen: dict[tuple[str, str, str], int] = {}
     for row, task in enumerate(tasks):
@@ -102,7 +103,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: Progress | None) 
         for row, cell in enumerate(cells):
             if cell not in known:
                 try:
-                    known[cell] = () if cell.strip().lower() in NO_VOTE else label_names(cell)
+                    known[cell] = () if cell.strip().lower() in NO_VOTE else label_names(cell, settings.separator)
                 except ValueError as error:
                     raise UserError(f"{table.place(row, column)}: {error}") from None
             for label in known[cell]:
