@@ -97,7 +97,7 @@ WIDE = "task,annotator_1,annotator_2,annotator_3\nt1,cat,dog,cat\nt2,dog,,dog\nt
 def test_wide_votes(tmp_path, features):
     data = read(put(tmp_path / "votes.csv", WIDE), inputs=features)
     assert counted(data) == EXPECTED
-    assert data.notes == ("1 examples without a vote are left out",)
+    assert data.notes == ("examples without a vote, left out: 1",)
 
 
 def test_wide_votes_by_content_or_by_setting(tmp_path, features):
@@ -171,9 +171,9 @@ def test_label_studio(tmp_path):
     }  # fmt: skip
     assert data.x[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255], [0, 255, 0], [9, 9, 9]]
     assert set(data.notes) == {
-        "2 skipped or cancelled annotations are left out",
-        "1 annotations without a choice is left out",
-        "1 tasks without a choice is left out",
+        "skipped or cancelled annotations, left out: 2",
+        "annotations without a choice, left out: 1",
+        "tasks without a choice, left out: 1",
     }
 
 

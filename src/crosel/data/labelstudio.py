@@ -112,7 +112,7 @@ def read_label_studio(path: Path, settings: DataSettings, progress: Progress | N
         places.append(place)
     if not names:
         raise UserError(f"{path}: not one of {len(tasks)} tasks has a choice")
-    notes = [f"{count} {what} {'is' if count == 1 else 'are'} left out" for what, count in left_out.items()]
+    notes = [f"{what}, left out: {count}" for what, count in left_out.items()]
     inputs = join_inputs(names, places.__getitem__, path, settings, progress, None, images)
     table = _Places(path, range(len(names)), {}, {})
     table.given = places

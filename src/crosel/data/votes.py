@@ -113,7 +113,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: Progress | None) 
         raise UserError(f"{table.path}: there is not a single vote")
     kept = np.flatnonzero(voted)
     at = np.cumsum(voted) - 1
-    notes = [f"{table.n - len(kept)} examples without a vote are left out"] if len(kept) < table.n else []
+    notes = [f"examples without a vote, left out: {table.n - len(kept)}"] if len(kept) < table.n else []
     images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
     inputs = join_inputs(
         [names[row] for row in kept],
