@@ -6,10 +6,12 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches are slower on several threads
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _runs import ForkServer
 from _support import TINY, CroselCli, TinyRun, run_cli, small_arrays
 
 
@@ -33,3 +35,10 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, image_npz: Path) -> TinyR
     result = run_cli(*command, "--out", path)
     assert result.code == 0, result.err
     return TinyRun(path, image_npz, command)
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("children"))
+    yield server
+    server.close()

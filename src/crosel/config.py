@@ -36,6 +36,13 @@ class TrainSettings(BaseModel):
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it")
     evaluate_every: int = Field(1, ge=1, description="epochs between test passes; the last epoch always has one")
     eval_batch_size: int = Field(1024, ge=1, description="examples in a chunk of the passes without gradient")
+    bad_batches: Literal["stop", "skip"] = Field(
+        "stop", description="a batch whose loss or update is not finite ends the run, or is left out and counted"
+    )
+    data_on: Literal["auto", "device", "host"] = Field(
+        "auto",
+        description="where training inputs stay; auto: on the device if they fit, else on the host",
+    )
     log_every: int = Field(50, ge=1, description="steps between looks at the loss (each a device sync)")
     keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
 

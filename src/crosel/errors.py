@@ -17,6 +17,8 @@ class Interrupted(Exception):  # noqa: N818  (not an error)
 class Diverged(RuntimeError):  # noqa: N818
     """The loss is no longer a finite number; the last checkpoint is good. Exit code 2."""
 
+    ids: tuple[str, ...] = ()  # of the examples in the first bad batch
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the nearest known name, or nothing."""

@@ -47,6 +47,7 @@ from crosel.estimator_model import (
     write_model,
 )
 from crosel.labels import LabelTable, label_table
+from crosel.memory import check_budget, one_line_when_out_of_memory
 from crosel.session import Session, build_session, pick_device, resolve
 from crosel.train import fit as train
 
@@ -150,7 +151,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         _check_batch(session)
         console = Console(quiet=not self.verbose)
         try:
-            train(session, (console,))
+            check_budget(session)
+            with one_line_when_out_of_memory(session.batch_size, session.device, config.train.data_on):
+                train(session, (console,))
         finally:
             console.close()
         self.classes_ = sets.classes

@@ -33,7 +33,7 @@ from crosel.train import Row
 # Settings that do not decide what is learnt: a run may go on with other values of these.
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
-    "train.cuda_graphs",
+    "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}

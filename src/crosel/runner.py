@@ -16,6 +16,7 @@ from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels, write_selection
+from crosel.memory import check_budget, one_line_when_out_of_memory
 from crosel.report import write_report
 from crosel.review.corrections import apply_corrections, read_corrections
 from crosel.run import RunFolder, command_line, load_data, with_full_paths
@@ -76,7 +77,8 @@ def train_run(
             for note in data.notes:
                 console.say(note)
             config = with_full_paths(resolve(config, data))
-            with stop_signals() as stop:
+            train = config.train
+            with stop_signals() as stop, one_line_when_out_of_memory(train.batch_size, device, train.data_on):
                 session = _open(folder, config, data, device, console, trust_code, corrections)
                 if folder.is_done:
                     console.say(f"{out} is finished already")
@@ -105,6 +107,7 @@ def _open(
         data = apply_corrections(data, known)
         # Before anything is written: it may refuse the config.
         session = build_session(config, data, device, trust_code=trust_code)
+        check_budget(session)
         folder.create(config, data, command_line(), corrected=sorted(known))
         return session
     if corrections:
@@ -114,6 +117,8 @@ def _open(
     session = build_session(config, data, device, trust_code=trust_code)
     for line in folder.restore(session):
         console.say(line)
+    if not folder.is_done:
+        check_budget(session)
     return session
 
 

@@ -19,6 +19,7 @@ from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.errors import UserError
+from crosel.memory import inputs_stay_on_host
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
 
@@ -46,6 +47,7 @@ class Session:
     steps: int
     batch_size: int
     progress: Progress = field(default_factory=Progress)
+    order: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
     epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
 
     @cached_property
@@ -162,7 +164,10 @@ def build_session(
     normalise = Normaliser.of(data).to(device)
     return Session(
         config, data, device, method, normalise,
-        TrainingTensors(data, make_views(data.shape, config.augment), normalise, device),
+        TrainingTensors(
+            data, make_views(data.shape, config.augment), normalise, device,
+            on_host=inputs_stay_on_host(config.train.data_on, data.x.nbytes, device),
+        ),
         torch.Generator(device).manual_seed(config.seed), steps, batch_size,
     )  # fmt: skip
 

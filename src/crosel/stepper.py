@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crosel.methods.base import Stream
+from crosel import finite
+from crosel.methods.base import Losses, Stream
 from crosel.session import Session, autocast
 
 _EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
@@ -28,24 +29,29 @@ class Stepper:
         self._eager_left = 0
         self._graph: Any = None
         self._index: dict[str, Tensor] = {}
+        self._raw: dict[str, Tensor] = {}
 
     def __call__(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], lr: float) -> None:
         self._set_lr(lr)
+        raw = self.session.train.fetch(self.session.progress.step)
         if not self.records:
-            self._step(streams, index)
+            self._step(streams, index, raw)
             return
         signature = (self.session.method.phase, tuple((name, s.views) for name, s in streams.items()))
         if signature != self._signature:
             self._signature, self._graph, self._eager_left = signature, None, _EAGER_STEPS
         if self._eager_left:
             self._eager_left -= 1
-            self._step(streams, index)
+            self._step(streams, index, raw)
             return
         if self._graph is None:
             self._index = {name: i.clone() for name, i in index.items()}
+            self._raw = {name: x.clone() for name, x in raw.items()}
             self._graph = self._record(streams)
         for name, i in index.items():
             self._index[name].copy_(i)
+        for name, x in raw.items():
+            self._raw[name].copy_(x)
         self._graph.replay()
 
     def _record(self, streams: Mapping[str, Stream]) -> Any:
@@ -54,7 +60,7 @@ class Stepper:
         graph.register_generator_state(self.session.generator)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            self._step(streams, self._index)
+            self._step(streams, self._index, self._raw)
         return graph
 
     def _set_lr(self, lr: float) -> None:
@@ -64,10 +70,11 @@ class Stepper:
             else:
                 group["lr"] = lr
 
-    def _step(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor]) -> None:
+    def _step(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], raw: Mapping[str, Tensor]) -> None:
         session = self.session
+        undo = finite.Undo(session) if session.config.train.bad_batches == "skip" else None
         with torch.no_grad():
-            batches = {n: session.train.batch(i, streams[n], session.generator) for n, i in index.items()}
+            batches = {n: session.train.batch(i, streams[n], session.generator, raw.get(n)) for n, i in index.items()}
         with autocast(session.config, session.device):
             losses = session.method.loss(batches, session.generator)
         session.optimiser.zero_grad(set_to_none=True)
@@ -76,6 +83,14 @@ class Stepper:
             session.optimiser.step()
         with torch.no_grad(), autocast(session.config, session.device):
             session.method.after_step(batches)
-        sums = session.progress.sums  # added to in place: a recorded step keeps adding to the same tensors
+        self._report(losses, undo)
+
+    def _report(self, losses: Losses, undo: finite.Undo | None) -> None:
+        sums = self.session.progress.sums
+        good = undo.unless_finite(losses.objective) if undo else None
         for name, value in losses.report.items():
-            sums[name] = sums[name].add_(value) if name in sums else value.detach().float().clone()
+            finite.add(sums, name, value if good is None else torch.where(good, value, torch.zeros_like(value)))
+        if good is not None:
+            finite.add(sums, finite.SKIPPED, ~good)
+        elif "loss" in sums:  # one value that is not finite makes the sum so for good
+            finite.add(sums, finite.GOOD_STEPS, torch.isfinite(sums["loss"]))

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crosel import metrics
+from crosel import finite, metrics
 from crosel.config import TrainSettings
-from crosel.errors import Diverged, Interrupted
+from crosel.errors import Interrupted
 from crosel.methods.base import Stream
 from crosel.session import Session, autocast
 from crosel.stepper import Stepper
@@ -85,7 +85,7 @@ def fit(
             "epoch": epoch,
             "phase": method.phase,
             "lr": lr,
-            **{name: float(total) / session.steps for name, total in progress.sums.items()},
+            **finite.means(session, session.steps, epoch),
             **finish_epoch(session, epoch),
             "seconds": time.perf_counter() - started,
             "images_per_second": session.steps * session.batch_size / training_seconds,
@@ -111,6 +111,7 @@ def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Ten
     else:
         session.epoch_start = now
     indices = session.train.epoch_indices(streams, session.steps, session.batch_size, generator)
+    session.order = indices
     if session.progress.step:
         generator.set_state(now)
     return indices
@@ -118,24 +119,18 @@ def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Ten
 
 def mean_loss(session: Session, epoch: int) -> float:
     """Look at the running sum of the loss: one value that is not finite makes the sum so for good."""
-    total = session.progress.sums.get("loss")
-    loss = 0.0 if total is None else float(total) / session.progress.step
+    sums = session.progress.sums
+    total, skipped = sums.get("loss"), int(sums.get(finite.SKIPPED, 0))
+    loss = 0.0 if total is None else float(total) / max(1, session.progress.step - skipped)
     if not math.isfinite(loss):
-        raise Diverged(
-            f"the loss is {loss} in epoch {epoch}, at or before step {session.progress.step} of {session.steps}; "
-            "the last checkpoint is good. Lower train.lr, or look for extreme values in the data"
-        )
+        raise finite.diverged(session, epoch, "the loss is not finite any more (NaN or infinite)")
     return loss
 
 
 def check_weights(session: Session, epoch: int) -> None:
     """The last step's update shows in no loss yet: look at the weights themselves before they are saved."""
-    values = [t for t in session.method.state_dict().values() if t.is_floating_point()]
-    if not bool(torch.stack([torch.isfinite(t).all() for t in values]).all()):
-        raise Diverged(
-            f"the weights are not finite after the last step of epoch {epoch}; the last checkpoint is good. "
-            "Lower train.lr, or look for extreme values in the data"
-        )
+    if not bool(finite.all_finite(session.method.state_dict().values())):
+        raise finite.diverged(session, epoch, "the weights are not finite any more", session.steps - 1)
 
 
 def finish_epoch(session: Session, epoch: int) -> Row:
@@ -167,7 +162,7 @@ def training_pass(session: Session) -> Row:
     for start in range(0, len(x), chunk):
         rows = slice(start, min(len(x), start + chunk))
         with autocast(session.config, session.device):
-            outputs = method.outputs(session.normalise(x[rows]))
+            outputs = method.outputs(session.normalise(x[rows].to(session.device)))
         method.observe(rows, outputs)
         p, sets = method.combine(outputs), method.candidates[rows]
         sums += (rows.stop - rows.start) * torch.stack(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from crosel.augment import View
 from crosel.data.dataset import Dataset
+from crosel.data.host import HostRows
 from crosel.methods.base import Batch, Stream
 
 
@@ -78,8 +79,18 @@ def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generato
 class TrainingTensors:
     """Training examples on the device, and the batches a method asks for."""
 
-    def __init__(self, data: Dataset, views: Mapping[str, View], normalise: Normaliser, device: torch.device) -> None:
-        self.x = torch.from_numpy(data.x).to(device)
+    def __init__(
+        self,
+        data: Dataset,
+        views: Mapping[str, View],
+        normalise: Normaliser,
+        device: torch.device,
+        on_host: bool = False,
+    ) -> None:
+        self.x = torch.from_numpy(data.x)
+        self.host = HostRows(self.x, device) if on_host else None
+        if not on_host:
+            self.x = self.x.to(device)
         self.views, self.normalise = views, normalise
         self.everything = torch.arange(data.n, device=device)
 
@@ -87,14 +98,26 @@ class TrainingTensors:
         self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Draw the order of every stream for one epoch."""
-        return {
+        tables = {
             name: draw_indices(self.everything if s.pool is None else s.pool, steps, batch, generator)
             for name, s in streams.items()
         }
+        if self.host is not None:
+            self.host.begin_epoch(tables)
+        return tables
 
-    def batch(self, index: Tensor, stream: Stream, generator: torch.Generator) -> Batch:
-        """Gather raw examples and make each wanted view of them; `name#2` is one more draw of view `name`."""
-        raw = self.x[index]
+    def rows(self, index: Tensor) -> Tensor:
+        """Raw examples, wherever they are kept."""
+        return self.x[index.to(self.x.device)]
+
+    def fetch(self, step: int) -> dict[str, Tensor]:
+        """The raw examples of a step that have to come from the host, by stream; none where the device has them all."""
+        return self.host.fetch(step) if self.host is not None else {}
+
+    def batch(self, index: Tensor, stream: Stream, generator: torch.Generator, raw: Tensor | None = None) -> Batch:
+        """Gather raw examples (unless given) and make each wanted view; `name#2` is one more draw of view `name`."""
+        if raw is None:
+            raw = self.x[index]
         if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
             raw = self.normalise(raw)
         views = {name: self.views[name.partition("#")[0]](raw, generator) for name in stream.views}

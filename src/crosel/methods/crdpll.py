@@ -98,6 +98,7 @@ class CRDPLL(Method):
     title = "CRDPLL: consistency regularisation"
     paper = "Wu et al., Revisiting Consistency Regularization for Deep Partial Label Learning, ICML 2022"
     Settings = CRDPLLSettings
+    passes = 3
 
     weights: Tensor
     consistency: Tensor

@@ -151,6 +151,7 @@ class CroSel(Method):
     title = "CroSel: cross selection of confident pseudo labels"
     paper = "Tian et al., CroSel: Cross Selection of Confident Pseudo Labels for Partial-Label Learning, CVPR 2024"
     Settings = CroSelSettings
+    passes = 3
     watches_training_set = True
 
     banks: Sequence[MemoryBank]  # an nn.ModuleList; this is how its members are typed

@@ -162,6 +162,7 @@ class PiCO(Method):
     title = "PiCO: contrastive label disambiguation"
     paper = "Wang et al., PiCO: Contrastive Label Disambiguation for Partial Label Learning, ICLR 2022"
     Settings = PiCOSettings
+    passes = 2
 
     weights: Tensor
     prototypes: Tensor

@@ -86,6 +86,7 @@ class PoP(Method):
     title = "PoP: progressive purification"
     paper = "Xu et al., Progressive Purification for Instance-Dependent Partial Label Learning, ICML 2023"
     Settings = PoPSettings
+    passes = 3
 
     weights: Tensor
     purified: Tensor

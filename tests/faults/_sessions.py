@@ -1,0 +1,44 @@
+"""Sessions in memory, for every method, small enough for an epoch in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from _support import small_arrays
+
+from crosel.config import build_config
+from crosel.data.dataset import Dataset, make_dataset
+from crosel.methods import methods
+from crosel.session import Session, build_session, resolve
+
+NAMES = list(methods())
+CPU = torch.device("cpu")
+# Short runs reach every code path: CroSel selects, PiCO has prototypes, PoP purifies.
+EARLY = {"crosel": ["method.warmup=1", "method.bank_length=1", "method.gamma=0.2"], "pop": ["method.warm_up=1"]}
+
+
+def small_data(**changes: Any) -> Dataset:
+    return make_dataset(**{**small_arrays(), "classes": 10, **changes})
+
+
+def make_session(name: str, *settings: str, data: Dataset | None = None, epochs: int = 3, seed: int = 0) -> Session:
+    data = small_data() if data is None else data
+    common = [f"train.epochs={epochs}", "train.batch_size=32", "network.width=4"]
+    config = build_config(
+        settings=[*common, *EARLY.get(name, []), *settings],
+        values={"source": "memory", "method": {"name": name}, "seed": seed},
+    )
+    return build_session(resolve(config, data), data, CPU)
+
+
+def bits(session: Session) -> dict[str, bytes]:
+    """Every tensor of the session's state, as bytes."""
+    tensors, _ = session.state()
+    return {name: np.ascontiguousarray(t.detach().numpy()).tobytes() for name, t in tensors.items()}
+
+
+def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if one[name] != other[name]]

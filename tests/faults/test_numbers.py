@@ -1,0 +1,228 @@
+"""Numbers that go wrong: losses and weights that are not finite, and data at the edge of what makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _runs import checkpoints, metrics
+from _sessions import NAMES, bits, different, make_session, small_data
+from _support import CroselCli, small_arrays
+
+from crosel.data.dataset import Dataset, make_dataset
+from crosel.errors import Diverged
+from crosel.methods.base import Losses
+from crosel.session import Session
+from crosel.train import draw_epoch, fit
+
+STEPS = 3  # 96 examples in batches of 32
+
+
+def spoil(session: Session, calls: set[int], value: float = float("nan")) -> None:
+    """Make the loss of these steps (from 0, over all epochs) useless, gradients included."""
+    real, count = session.method.loss, 0
+
+    def loss(batches: Mapping[str, Any], generator: torch.Generator) -> Losses:
+        nonlocal count
+        losses = real(batches, generator)
+        count += 1
+        if count - 1 not in calls:
+            return losses
+        return Losses(losses.objective * value, {**losses.report, "loss": losses.report["loss"] * value})
+
+    session.method.loss = loss  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> None:
+    data = replace(small_data(), ids=tuple(f"pic-{i}" for i in range(96)))
+    session = make_session(name, "train.log_every=1000", data=data)
+    spoil(session, {STEPS + 1}, value)
+    saved: list[int] = []
+
+    class Saver:
+        def on_step(self, *args: Any) -> None: ...
+        def on_epoch(self, *args: Any) -> None: ...
+        def on_state(self, session: Session) -> None:
+            saved.append(session.progress.epoch)
+
+    with pytest.raises(Diverged) as caught:
+        fit(session, (Saver(),))
+    text = str(caught.value)
+    assert text.startswith("the loss is not finite any more (NaN or infinite) at step 2 of 3 of epoch 2; ")
+    assert "a learning rate that is too high; lower train.lr (0.05)" in text
+    assert "train.bad_batches=skip" in text
+    assert saved == [1], "no state after the last good one"
+    looked_at = torch.unique(torch.cat([table[1] for table in session.order.values()])).tolist()
+    assert caught.value.ids == tuple(f"pic-{i}" for i in looked_at)
+    assert f"Examples in the batch: pic-{looked_at[0]}, pic-{looked_at[1]}, " in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str) -> None:
+    session = make_session(name, "train.bad_batches=skip", "train.log_every=1")
+    fit(make_session(name, "train.bad_batches=skip"))
+    states: list[dict[str, bytes]] = []
+
+    class Watch:
+        def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
+            assert np.isfinite(loss) or (epoch, step) == (1, 1)
+            states.append(bits(session))
+
+        def on_epoch(self, *args: Any) -> None: ...
+        def on_state(self, *args: Any) -> None: ...
+
+    spoil(session, {0, 4, 5})
+    rows = fit(session, (Watch(),))
+    assert [row["skipped_batches"] for row in rows] == [1, 2, 0]
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    moved = [name for name in different(states[3], states[4]) if not name.startswith(("sums", "generator"))]
+    assert moved == [], "the fifth step was undone, momentum and tables included"
+    assert any(n.startswith("method.networks") for n in different(states[4], states[6])), "and the seventh was not"
+
+
+def test_skipping_changes_nothing_where_nothing_is_skipped() -> None:
+    for name in NAMES:
+        plain, skipping = make_session(name), make_session(name, "train.bad_batches=skip")
+        rows, others = fit(plain), fit(skipping)
+        assert different(bits(plain), bits(skipping)) == []
+        for row, other in zip(rows, others, strict=True):
+            assert other.pop("skipped_batches") == 0
+            assert row["loss"] == other["loss"]
+
+
+def test_an_epoch_in_which_all_was_skipped_ends_the_run() -> None:
+    session = make_session("proden", "train.bad_batches=skip")
+    spoil(session, {3, 4, 5})
+    with pytest.raises(Diverged, match="none of the 3 batches of epoch 2 had a finite loss: all were skipped"):
+        fit(session)
+
+
+@pytest.mark.parametrize("where", ["gradient", "weight", "table"])
+def test_overflow_that_the_loss_does_not_show_is_undone(where: str) -> None:
+    """Gradients, weights or tables that overflow while the loss itself is still finite."""
+    session = make_session("proden", "train.bad_batches=skip")
+    real: Callable[..., None] = session.method.after_step
+    calls = 0
+
+    def after_step(batches: Mapping[str, Any]) -> None:
+        nonlocal calls
+        real(batches)
+        calls += 1
+        if calls == 2:
+            first = next(session.method.parameters())
+            if where == "gradient":
+                session.optimiser.state[first]["momentum_buffer"].fill_(float("inf"))
+                first.data.fill_(float("nan"))
+            elif where == "weight":
+                first.data.view(-1)[0] = float("inf")
+            else:
+                next(b for b in session.method.buffers() if b.is_floating_point()).view(-1)[0] = float("-inf")
+
+    session.method.after_step = after_step  # type: ignore[method-assign]
+    rows = fit(session)
+    assert [row["skipped_batches"] for row in rows] == [1, 0, 0]
+    assert all(torch.isfinite(t).all() for t in session.state()[0].values() if t.is_floating_point())
+
+
+def test_gradient_overflow_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    run = tmp_path / "run"
+    settings = (
+        "--set",
+        "train.epochs=6",
+        "--set",
+        "train.lr=1e30",
+        "--set",
+        "network.width=4",
+        "--set",
+        "train.lr_ramp=5",
+    )
+    result = crosel_cli("train", image_npz, "--method", "cc", *settings, "--out", run)
+    assert result.code == 2, result.err
+    last = result.err.splitlines()[-1]
+    assert " of epoch " in last
+    assert "lower train.lr (1e+30)" in last
+    assert "the last checkpoint is good" in last
+    assert "Traceback" not in result.err
+    for path in checkpoints(run):
+        from safetensors.torch import load_file
+
+        assert all(torch.isfinite(t).all() for t in load_file(path).values() if t.is_floating_point())
+
+
+def test_an_extreme_example_is_named_as_the_likely_cause() -> None:
+    arrays = small_arrays(images=False)
+    arrays["x"][17, 3] = 1e30
+    session = make_session("cc", data=make_dataset(**arrays, classes=10))
+    session.order = {"all": torch.arange(96).view(3, 32)}
+    from crosel.finite import diverged
+
+    assert "extreme values in example 17; mend or drop it" in str(diverged(session, 1, "the loss is nan", 0))
+    assert "learning rate" in str(diverged(session, 1, "the loss is nan", 1))
+
+
+def test_skipped_batches_go_on_after_a_stop(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    """The setting is part of the run, and its count a part of the metrics."""
+    run = tmp_path / "run"
+    command = ("train", image_npz, "--method", "lws", "--set", "train.epochs=2", "--set", "network.width=4")
+    assert crosel_cli(*command, "--set", "train.bad_batches=skip", "--out", run).code == 0
+    assert [row["skipped_batches"] for row in metrics(run)] == [0, 0]
+    refused = crosel_cli(*command, "--out", run, "--resume")
+    assert refused.code == 2
+    assert "train.bad_batches was 'skip', now 'stop'" in refused.err
+
+
+# --- data at the edge -----------------------------------------------------------------------------------------------
+
+
+def edge(n: int = 40, k: int = 4, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    y = draw.integers(k, size=n)
+    sets = draw.random((n, k)) < 0.3
+    sets[np.arange(n), y] = True
+    x = draw.integers(0, 256, (n, 8, 8), dtype=np.uint8)
+    return {"x": x, "candidates": sets, "y": y, "x_test": x[:8], "y_test": y[:8], "classes": k, **changes}
+
+
+EDGES: dict[str, Callable[[], Dataset]] = {
+    "constant images": lambda: make_dataset(**edge(x=np.full((40, 8, 8), 77, np.uint8))),
+    "black images": lambda: make_dataset(**edge(x=np.zeros((40, 8, 8), np.uint8))),
+    "constant features": lambda: make_dataset(**edge(x=np.ones((40, 5)), x_test=np.ones((8, 5)))),
+    "huge features": lambda: make_dataset(**edge(x=np.eye(40, 5) * 3e38, x_test=np.ones((8, 5)))),
+    "one class": lambda: make_dataset(**edge(k=1)),
+    "k=2": lambda: make_dataset(**edge(k=2)),
+    "k=10,000": lambda: make_dataset(**edge(n=24, k=10_000)),
+    "n=1": lambda: make_dataset(**edge(n=1)),
+    "n=2": lambda: make_dataset(**edge(n=2)),
+    "n one above a batch": lambda: make_dataset(**edge(n=33)),
+    "all sets full": lambda: make_dataset(**edge(candidates=np.ones((40, 4), bool))),
+    "all singletons": lambda: make_dataset(**edge(candidates=np.eye(4, dtype=bool)[np.arange(40) % 4])),
+    "one label never a candidate": lambda: make_dataset(**edge(candidates=np.eye(4, dtype=bool)[np.zeros(40, int)])),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", EDGES)
+def test_edges(case: str, name: str) -> None:
+    """Every method learns or stays put, with finite numbers and probabilities that are some."""
+    session = make_session(name, data=EDGES[case]())
+    rows = fit(session)
+    assert len(rows) == 3
+    assert all(np.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
+    assert all(torch.isfinite(t).all() for t in session.state()[0].values() if t.is_floating_point())
+    session.method.eval()
+    with torch.no_grad():
+        p = session.method.combine(session.method.outputs(session.normalise(session.train.x[:5])))
+    torch.testing.assert_close(p.sum(dim=1), torch.ones(len(p)))
+    if case == "one class":
+        assert rows[-1]["test_accuracy"] == 1.0
+    if case == "all sets full":
+        assert rows[-1]["covering_rate"] == 1.0
+    assert draw_epoch(session, session.method.streams()).keys() == session.method.streams().keys()
