@@ -209,16 +209,19 @@ def data_get(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
     out: Annotated[Path, typer.Option(help="html file to write")],
+    plots: Annotated[Path | None, typer.Option(help="folder for the charts as SVG and PNG; default: none")] = None,
 ) -> None:
-    """Curves of one or more runs in one self-contained page."""
+    """Curves, confusion, calibration and galleries of one or more runs in one self-contained page."""
     from crosel.report import write_report
     from crosel.run import RunFolder
 
     folders = [RunFolder(path) for path in runs]
     for folder in folders:
         folder.read_config()  # says what is wrong with the folder, if anything
-    write_report(folders, out)
+    write_report(folders, out, plots=plots)
     typer.echo(f"report: {out}")
+    if plots is not None:
+        typer.echo(f"plots: {plots}")
 
 
 @app.command()

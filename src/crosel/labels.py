@@ -235,17 +235,6 @@ def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
     return {str(task.get("id", number)).strip(): task for number, task in enumerate(tasks, 1)}
 
 
-def write_selection(session: Session, path: Path) -> None:
-    """Last epoch's selection of each network: labels, confidence and mask, [v, n]."""
-    chosen = session.method.training_labels()
-    if chosen is not None:
-        arrays: dict[str, Any] = {
-            "labels": chosen.labels.to(torch.int32).cpu().numpy(), "confidence": chosen.confidence.cpu().numpy(),
-            "mask": chosen.selected.cpu().numpy(),
-        }  # fmt: skip
-        atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
-
-
 # --- reading back -------------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,9 @@ from crosel.config import RunConfig
 from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.errors import Interrupted, UserError
-from crosel.labels import label_table, write_labels, write_selection
+from crosel.labels import label_table, write_labels
 from crosel.memory import check_budget, one_line_when_out_of_memory
+from crosel.outcome import write_predictions, write_selection
 from crosel.report import write_report
 from crosel.review.corrections import apply_corrections, read_corrections
 from crosel.run import RunFolder, command_line, load_data, with_full_paths
@@ -126,6 +127,7 @@ def finish(folder: RunFolder, session: Session) -> None:
     """Write what a finished run leaves behind; `done` comes last."""
     table = label_table(session)
     write_selection(session, folder / "selection.npz")
+    write_predictions(session, table, folder / "predictions.npz")
     write_labels(table, folder / "labels.csv")
-    write_report([folder], folder / "report.html", data=session.data)
+    write_report([folder], folder / "report.html", data=session.data, plots=folder / "plots")
     folder.finish()

@@ -25,9 +25,10 @@ from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
 from crosel.report import write_report
-from crosel.report.charts import Chart, Series, epoch_ticks, line_chart, number, ticks
+from crosel.report.axes import epoch_ticks, number, ticks
+from crosel.report.curves import Chart, Series, line_figure
+from crosel.report.parts import duration
 from crosel.report.pictures import png, thumbnail
-from crosel.report.tables import duration
 from crosel.run import RunFolder
 from crosel.runner import train_run
 from crosel.session import pick_device, resolve
@@ -83,13 +84,14 @@ class Page(HTMLParser):
         for _, attributes in self.tags:
             assert not [name for name in attributes if name.startswith("on")]
             for name in ("src", "href", "srcset", "xlink:href", "action"):
-                assert (attributes.get(name) or "data:").startswith("data:")
+                assert (attributes.get(name) or "data:").startswith(("data:", "#"))
         assert "default-src 'none'" in self.source
         assert "prefers-color-scheme: dark" in self.source
         assert "@media print" in self.source
         assert "width=device-width" in self.source
         ids = [attributes["id"] for _, attributes in self.tags if "id" in attributes]
         assert len(ids) == len(set(ids))
+        assert {a["href"][1:] for _, a in self.tags if (a.get("href") or "").startswith("#")} <= set(ids)  # type: ignore[index]
         for svg in self.svgs:
             if svg.get("role") == "img":
                 title = svg.find("title")
@@ -135,19 +137,22 @@ def test_a_run_with_true_labels(tiny_run: TinyRun, tmp_path: Path) -> None:
     page = report(tmp_path, tiny_run.path)
     assert page.words.startswith("CroSel on images.npz")
     for text in (
-        "96 examples", "test accuracy", "S-ratio", "S-acc", "covering rate", "training time", "mean set size",
+        "96 examples", "Test accuracy", "S-ratio", "S-acc", "Covering rate", "Training time", "mean set size",
         "sets of one", "full sets", "Sizes of the candidate sets", "Flags", "Selected in the last epoch",
-        "Confidence and truth", "True label (rows) and label given (columns)", "Least confident", "Most confident",
-        "small-cnn", "end of warm-up",
+        "Confidence and truth", "Training labels:", "Test predictions:", "Never selected", "Most confident",
+        "small-cnn", "end of warm-up", "training labels, error", "test set, error", "Every set holds the true label",
     ):  # fmt: skip
         assert text in page.words, text
     assert page.charts == [
         "Test accuracy", "Selection: S-ratio and S-acc", "Losses", "Weight of co-mix, λ_d", "Covering rate",
+        "Learning rate", "Confidence and selection by class", "Confidence of the labels", "Confidence and truth",
+        "Flags", "Selected in the last epoch", "Sizes of the candidate sets",
     ]  # fmt: skip
     last = json.loads((tiny_run.path / "metrics.jsonl").read_text().splitlines()[-1])
     assert f"{100 * last['test_accuracy']:.1f}\u202f%" in page.source
     assert "not finished" not in page.words
-    assert page.source.count('src="data:image/png') >= 40
+    assert 12 <= page.source.count('src="data:image/png') <= 48
+    assert page.source.count('class="chances"') == page.source.count('src="data:image/png')
     assert len(page.source) < 150_000
 
 
@@ -166,7 +171,7 @@ def test_every_method_with_and_without_true_labels(method: str, tmp_path: Path) 
     assert {"Test accuracy", "Losses", "Covering rate"} <= set(known.charts)
     assert {"Losses", "Covering rate"} <= set(unknown.charts)
     assert "Test accuracy" not in unknown.charts
-    for text in ("S-acc 1", "labels right", "Confidence and truth", "truth"):
+    for text in ("S-acc 1", "Labels right", "Confidence and truth", "truth", "Confusion"):
         assert text not in unknown.words
     assert "not known" in unknown.words
     assert "<img" not in known.source  # features have no pictures
@@ -198,12 +203,12 @@ def test_an_unfinished_run(run_copy: Path, tmp_path: Path) -> None:
     (run_copy / "metrics.jsonl").write_text(lines[0] + lines[1][:20])
     page = report(tmp_path, run_copy)
     assert "epoch 1 of 4 is done" in page.words
-    assert "dot c1" in page.source  # a single point is a dot
+    assert re.search(r'<path class="line s-c1"[^>]*d="M[\d. ]+h0"/>', page.source)  # a single point is a dot
     (run_copy / "metrics.jsonl").write_text("")
     (run_copy / "environment.json").write_text("[")
     page = report(tmp_path, run_copy)
     assert "no epoch is finished yet" in page.words
-    assert page.charts == []
+    assert page.charts == ["Sizes of the candidate sets"]
 
 
 def test_values_that_are_not_finite(run_copy: Path, tmp_path: Path) -> None:
@@ -241,8 +246,10 @@ def test_runs_are_compared(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert "method.name crosel proden" in page.words
     assert page.charts[0] == "Test accuracy"
     first = next(svg for svg in page.svgs if svg.get("role") == "img")
-    assert len(first.findall("polyline")) == 2
-    assert {line.get("class") for line in first.findall("polyline")} == {"line c1", "line c2"}
+    drawn = [line.get("class") for line in first.findall("polyline")]
+    assert (drawn.count("line s-c1"), drawn.count("line s-c2")) == (1, 1)
+    assert "on which they differ" in page.words or "All runs give the same labels" in page.words
+    assert page.words.count("Most confident") == 2  # each run has its galleries
     same = report(tmp_path, tiny_run.path, Path(shutil.copytree(tiny_run.path, tmp_path / "b" / "run")))
     assert str(tmp_path / "b" / "run") in same.words  # two runs of one name go by their paths
     assert "All settings that they share are the same" in same.words
@@ -284,12 +291,16 @@ def test_ticks() -> None:
 
 
 def test_percent_charts_stay_below_a_hundred() -> None:
-    chart = line_chart(Chart("c", [Series("s", [(1, 1.0), (2, 1.0)], 0)], percent=True), count())
+    figure = line_figure(Chart("c", "c", [Series("s", [(1, 1.0), (2, 1.0)], 0)], percent=True))
+    assert figure is not None
+    chart = figure.html(count())
     assert "100.0\u202f%" in chart
     assert "101" not in chart
-    assert line_chart(Chart("empty", [Series("s", [], 0)]), count()) == ""
-    many = Chart("many", [Series("s", [(e, e / 2) for e in range(1, 400)], 0)])
-    assert "hover" not in line_chart(many, count())
+    assert 'class="spot"' in chart
+    assert line_figure(Chart("empty", "empty", [Series("s", [], 0)])) is None
+    many = line_figure(Chart("many", "many", [Series("s", [(e, e / 2) for e in range(1, 400)], 0)]))
+    assert many is not None
+    assert 'class="spot"' not in many.html(count())
 
 
 @pytest.mark.parametrize(
@@ -341,7 +352,7 @@ def large_folder(tmp_path: Path) -> Callable[[int, int], Path]:
 
 def test_many_classes(large_folder: Callable[[int, int], Path], tmp_path: Path) -> None:
     page = report(tmp_path, large_folder(600, 120))
-    assert "Commonest confusions" in page.words
+    assert "commonest confusions" in page.words
     assert "the first 100 of 120" in page.words
     assert "the 12 most frequent of 120" in page.words
     assert re.search(r"and \d+ more", page.words)

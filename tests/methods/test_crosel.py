@@ -711,10 +711,10 @@ def test_state_carries_over():
 
 
 def test_per_example_tables_are_small():
-    """Two banks of t entries, labels and masks: bytes an example, whatever the number of classes."""
+    """Two banks of t entries, labels, masks and counts: bytes an example, whatever the number of classes."""
     method = build()
     tables = [b for name, b in method.named_buffers() if b.ndim and b.shape[-1] == N and name != "candidates"]
-    assert sum(b.numel() * b.element_size() for b in tables) == N * 2 * (3 * (4 + 4) + 4 + 1)
+    assert sum(b.numel() * b.element_size() for b in tables) == N * 2 * (3 * (4 + 4) + 4 + 1 + 4)
 
 
 @pytest.mark.parametrize("n", [9, 48])
@@ -737,3 +737,14 @@ def test_learns_end_to_end(n):
     assert last["test_accuracy"] > 0.85
     assert last["oracle_selection_accuracy"] > 0.85
     assert {"loss", "loss_selected", "loss_comix", "covering_rate", "test_accuracy_1"} <= set(last)
+
+
+def test_epochs_selected_are_counted_and_an_old_checkpoint_knows_the_last():
+    method = build()
+    method.selected[0, :3] = True
+    state = method.state_dict()
+    del state["epochs_selected"]
+    other = build()
+    other.load_state_dict(state)
+    assert other.epochs_selected[0].tolist() == [1] * 3 + [0] * (N - 3)
+    assert "epochs_selected" not in state

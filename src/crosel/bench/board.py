@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from crosel.bench.cells import CellResult, Options, last_row
 from crosel.bench.suite import Cell
 from crosel.console import percent
-from crosel.report.tables import duration
+from crosel.report.parts import duration
 
 
 def figures(row: Mapping[str, Any]) -> str:

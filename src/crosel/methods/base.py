@@ -87,6 +87,10 @@ class TrainingLabels:
     confidence: Tensor  # float32, how sure it has been of late
     stable: Tensor  # bool: stable and confident, inside the candidate set or not
     selected: Tensor  # bool: stable and confident, and inside the candidate set
+    epochs_selected: Tensor | None = None  # int32: in how many epochs so far
+    # What each network predicted in the last t epochs, the newest last: [v, t, n]. Label -1: an epoch not seen.
+    past_labels: Tensor | None = None
+    past_confidence: Tensor | None = None
 
 
 class Method(nn.Module):

@@ -37,7 +37,7 @@ Either way it leaves co-mix, whose targets lie in S and would be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -157,6 +157,7 @@ class CroSel(Method):
     banks: Sequence[MemoryBank]  # an nn.ModuleList; this is how its members are typed
     selected: Tensor
     labels: Tensor
+    epochs_selected: Tensor  # int32 [v, n]; only for people to look at
     lambda_d: Tensor
     temperature: Tensor
     gamma_used: Tensor
@@ -176,6 +177,7 @@ class CroSel(Method):
         )
         self.register_buffer("selected", torch.zeros(settings.networks, problem.n, dtype=torch.bool))
         self.register_buffer("labels", torch.full((settings.networks, problem.n), -1, dtype=torch.int32))
+        self.register_buffer("epochs_selected", torch.zeros(settings.networks, problem.n, dtype=torch.int32))
         self.register_buffer("lambda_d", torch.zeros(()), persistent=False)
         self.register_buffer("temperature", torch.ones(()), persistent=False)
         self.register_buffer("gamma_used", torch.tensor(settings.gamma))
@@ -283,6 +285,7 @@ class CroSel(Method):
         for v, bank in enumerate(self.banks):
             chosen = bank.select(self.candidates, gamma, s.criteria)
             self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
+        self.epochs_selected += self.selected
         if s.outside != "keep":
             self.outside.copy_(outside_labels(self._stable(), self.labels, self.candidates))
 
@@ -307,4 +310,13 @@ class CroSel(Method):
 
     def training_labels(self) -> TrainingLabels:
         confidence = torch.stack([bank.confidence.mean(dim=0) for bank in self.banks])
-        return TrainingLabels(self.labels.long(), confidence, self._stable(), self.selected)
+        return TrainingLabels(
+            self.labels.long(), confidence, self._stable(), self.selected, self.epochs_selected,
+            torch.stack([bank.labels for bank in self.banks]), torch.stack([bank.confidence for bank in self.banks]),
+        )  # fmt: skip
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # Checkpoints from before this table was kept: all that is known is the last epoch.
+        if prefix + "selected" in state_dict:
+            state_dict.setdefault(prefix + "epochs_selected", state_dict[prefix + "selected"].int())
+        super()._load_from_state_dict(state_dict, prefix, *rest)

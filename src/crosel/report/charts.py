@@ -1,197 +1,129 @@
-"""Curves as inline SVG: a frame, a grid, lines, and nothing that needs a script.
-
-Colours are CSS classes (`c1` …), so that the page's light, dark and print themes apply. Numbers in a chart are
-pixels of its view box, which is about as wide as the chart on a phone; text keeps a legible size there.
-"""
+"""Charts by class or by count: bars, dots, confusion, projection."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
-from itertools import count
 
-WIDTH, HEIGHT = 380, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 34
-COLOURS = 8
-HOVER_POINTS = 240  # more points than this would make the page heavy; then there are no hover texts
+import numpy as np
+from numpy.typing import NDArray
 
-Point = tuple[float, float]
+from crosel.report.axes import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Frame, number, share_ticks, tick_text, ticks
+from crosel.report.draw import Box, Dots, Drawing, Line, Spot, Text
+from crosel.report.figure import Figure, Key
+from crosel.report.palette import COLOURS, colour
 
-
-@dataclass(frozen=True)
-class Series:
-    name: str
-    points: list[Point]
-    colour: int  # 0, 1, …
-    quiet: bool = False  # thin: one of several networks behind their mean
+SHOWN_POINTS = 2000  # of a projection
 
 
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    series: Sequence[Series]
-    percent: bool = False
-    low: float | None = None  # fixed ends of the y axis; None: from the data
-    high: float | None = None
-    epochs: int = 1  # the x axis goes at least from 1 to here, so that charts side by side can be compared
-    marks: Sequence[tuple[float, str]] = ()  # vertical lines: epoch, text
-    note: str = ""
+def bar_figure(
+    name: str, title: str, bars: Sequence[tuple[str, Sequence[int]]], parts: Sequence[tuple[str, str]], what: str,
+    note: str = "",
+) -> Figure:  # fmt: skip
+    """Upright bars of one or more parts, (name, colour) each; every bar is a name and a count for each part."""
+    totals = [sum(counts) for _, counts in bars]
+    y_ticks = ticks(0, max(totals) or 1)
+    frame = Frame(0, len(bars), 0, y_ticks[-1], left=58)
+    drawing = Drawing(WIDTH, HEIGHT)
+    frame.rows(drawing, y_ticks, False)
+    every = -(-len(bars) // 12)
+    frame.foot(drawing, [(i + 0.5, text) for i, (text, _) in enumerate(bars) if i % every == 0], what)
+    wide = (frame.right - frame.left) / len(bars)
+    for i, (text, counts) in enumerate(bars):
+        done = 0
+        for count_, (part, ink) in zip(counts, parts, strict=True):
+            top, floor = frame.y(done + count_), frame.y(done)
+            hint = f"{what} {text}: {count_:,}{f' {part}' if part else ''}"
+            drawing.add(Box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
+            done += count_
+    keys = [Key(part, ink, f"{sum(c[j] for _, c in bars):,}", shape="box") for j, (part, ink) in enumerate(parts)]
+    described = "; ".join(f"{text}: {total:,}" for (text, _), total in zip(bars, totals, strict=True))
+    return Figure(name, title, drawing, f"{title}: {described}", keys if len(parts) > 1 else (), note)
 
 
-def number(value: float, percent: bool = False) -> str:
-    """A value as people read it."""
-    if percent:
-        return f"{100 * value:.1f}\u202f%"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+# --- classes ------------------------------------------------------------------------------------------------------
 
 
-def nice_step(span: float, parts: int) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that cuts the span into at most `parts`."""
-    rough = span / parts
-    scale = 10.0 ** math.floor(math.log10(rough))
-    return next((f * scale for f in (1, 2, 2.5, 5, 10) if f * scale >= rough * (1 - 1e-9)), 10 * scale)
-
-
-def ticks(low: float, high: float, parts: int = 5) -> list[float]:
-    """Round numbers that enclose low and high."""
-    if not high > low:
-        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
-    step = nice_step(high - low, parts)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [i * step for i in range(first, last + 1)]
-
-
-def epoch_ticks(first: int, last: int) -> list[int]:
-    """Multiples of a round number, and the first epoch where there is room for it."""
-    span = max(last - first, 1)
-    step = next(f * 10**power for power in count() for f in (1, 2, 5) if span / (f * 10**power) <= 8)
-    multiples = list(range(math.ceil(first / step) * step, last + 1, step))
-    return multiples if multiples and multiples[0] - first < 0.6 * step else [first, *multiples]
-
-
-def line_chart(chart: Chart, ids: count[int]) -> str:
-    """A <figure> with caption, curves and legend; nothing at all if no series has a point."""
-    series = [s for s in chart.series if s.points]
-    if not series:
-        return ""
-    xs = [x for s in series for x, _ in s.points]
-    y_ticks = _y_ticks(chart, [y for s in series for _, y in s.points])
-    frame = _Frame(min(1, *xs), max(chart.epochs, *xs), y_ticks[0], y_ticks[-1])
-    name = f"chart-{next(ids)}"
-    body = [
-        *_axes(frame, y_ticks, chart.percent),
-        *_marks(frame, chart.marks),
-        *(_curve(frame, s) for s in series),
-        *_hover_points(frame, series, chart.percent),
-    ]
-    return (
-        f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}">'
-        f'<title id="{name}">{escape(_describe(chart, series))}</title>{"".join(body)}</svg>'
-        f"{_legend(chart, series)}{f'<p class=note>{escape(chart.note)}</p>' if chart.note else ''}</figure>"
+def dot_figure(
+    name: str, title: str, rows: Sequence[tuple[str, Sequence[float | None]]], parts: Sequence[str]
+) -> Figure:
+    """One line a class, one dot for each share."""
+    longest = min(max((len(text) for text, _ in rows), default=1), 16)
+    left, pitch = 16 + 7.2 * longest, 22.0
+    height = TOP + BOTTOM + pitch * len(rows)
+    x_ticks = share_ticks(min((v for _, values in rows for v in values if v is not None), default=0.0), 1.0)
+    frame, drawing = Frame(x_ticks[0], 1, 0, 1, height=height, left=left), Drawing(WIDTH, height)
+    for tick in x_ticks:
+        drawing.add(Line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
+    frame.foot(drawing, [(t, tick_text(t, x_ticks, True)) for t in x_ticks], "share")
+    for i, (text, values) in enumerate(rows):
+        y = TOP + pitch * (i + 0.5)
+        known = [v for v in values if v is not None]
+        drawing.add(Text(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
+        if known:
+            drawing.add(Line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
+        for j, value in enumerate(values):
+            if value is not None:
+                hint = f"{text}: {parts[j]} {number(value, True)}"
+                x = frame.x(value)
+                drawing.add(Dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), Spot(x, y, hint))
+    described = "; ".join(
+        f"{text}: {', '.join(f'{p} {number(v, True)}' for p, v in zip(parts, values, strict=True) if v is not None)}"
+        for text, values in rows
     )
+    keys = [Key(part, colour(j), shape="dot") for j, part in enumerate(parts)]
+    return Figure(name, title, drawing, f"{title}: {described}", keys)
 
 
-def _y_ticks(chart: Chart, ys: list[float]) -> list[float]:
-    low = min(ys) if chart.low is None else min(chart.low, *ys)
-    high = max(ys) if chart.high is None else max(chart.high, *ys)
-    if not chart.percent or low < 0 or high > 1:
-        return ticks(low, high)
-    if high - low < 0.04:  # a flat line needs some room, but there is none beyond 0 and 100 %
-        low, high = max(0.0, low - 0.02), min(1.0, high + 0.02)
-    return [t for t in ticks(low, high) if -1e-9 <= t <= 1 + 1e-9]
+# --- confusion ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Frame:
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-
-    def x(self, value: float) -> str:
-        share = 0.5 if self.x_high == self.x_low else (value - self.x_low) / (self.x_high - self.x_low)
-        return _short(LEFT + share * (WIDTH - LEFT - RIGHT))
-
-    def y(self, value: float) -> str:
-        return _short(HEIGHT - BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM))
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _axes(frame: _Frame, y_ticks: list[float], percent: bool) -> list[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    digits = 0 if not percent or all(abs(100 * t - round(100 * t)) < 1e-6 for t in y_ticks) else 1
-    out = []
-    for tick in y_ticks:
-        y = frame.y(tick)
-        text = f"{100 * tick:.{digits}f}\u202f%" if percent else f"{tick:.6g}"
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
-        out.append(f'<text class="tick" x="{LEFT - 6}" y="{y}" dy="0.33em" text-anchor="end">{text}</text>')
-    for epoch in epoch_ticks(int(frame.x_low), int(frame.x_high)):
-        out.append(f'<text class="tick" x="{frame.x(epoch)}" y="{bottom + 14}" text-anchor="middle">{epoch}</text>')
-    out.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    out.append(f'<text class="tick" x="{(LEFT + right) / 2}" y="{HEIGHT - 5}" text-anchor="middle">epoch</text>')
-    return out
+def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
+    """For files; the page has a table, which can be read out and copied."""
+    k, numbers = len(classes), len(classes) <= 15
+    longest = min(max(map(len, classes)), 14) if k <= 40 else 0
+    cell = max(5.0, min(34.0, 560 / k))
+    left, top = 24 + 7 * longest, 26.0
+    drawing = Drawing(left + cell * k + RIGHT, top + cell * k + 30)
+    totals = np.maximum(counts.sum(axis=1), 1)
+    for i, j in zip(*map(np.ndarray.tolist, np.nonzero(counts)), strict=True):
+        share = counts[i, j] / totals[i]
+        ink, strength = ("c1", 0.08 + 0.5 * share) if i == j else ("c2", min(0.65, 0.08 + 3 * share))
+        hint = f"{classes[i]} taken for {classes[j]}: {counts[i, j]:,}"
+        drawing.add(Box(left + cell * j, top + cell * i, cell - 1, cell - 1, ink, round(float(strength), 3), hint))
+        if numbers:
+            drawing.add(Text(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11))
+    for i, text in enumerate(classes if longest else ()):
+        drawing.add(Text(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
+        drawing.add(Text(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)] or "", "middle", "text", 11))
+    drawing.add(Text(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle"))
+    right = int(np.trace(counts))
+    return Figure(name, title, drawing, f"{title}: {right:,} of {int(counts.sum()):,} on the diagonal")
 
 
-def _marks(frame: _Frame, marks: Sequence[tuple[float, str]]) -> list[str]:
-    out = []
-    for epoch, text in marks:
-        if not frame.x_low <= epoch <= frame.x_high:
-            continue
-        x = frame.x(epoch)
-        late = epoch > (frame.x_low + frame.x_high) / 2  # the text goes where there is room
-        out.append(f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        out.append(
-            f'<text class="tick" x="{x}" dx="{-4 if late else 4}" y="{TOP - 3}" '
-            f'text-anchor="{"end" if late else "start"}">{escape(text)}</text>'
-        )
-    return out
+# --- projection ---------------------------------------------------------------------------------------------------
 
 
-def _style(series: Series) -> str:
-    return f"line c{series.colour % COLOURS + 1}{' quiet' if series.quiet else ''}"
+def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str], note: str) -> Figure:
+    """Points coloured by label; the commonest labels have a colour each and stand in the picture."""
+    frame = Frame(*_ends(places[:, 0]), *_ends(places[:, 1]), height=300, left=RIGHT)
+    drawing = Drawing(WIDTH, 300)
+    found, counts = np.unique(labels, return_counts=True)
+    order = found[np.argsort(-counts, kind="stable")]
+    own = sorted(order[:COLOURS].tolist()) if len(order) > COLOURS else order.tolist()
+    rest = ~np.isin(labels, own)
+    groups = [*((j, colour(i), labels == j) for i, j in enumerate(sorted(own)))]
+    if rest.any():
+        drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
+    for _, ink, mask in groups:
+        drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
+    for j, _, mask in groups:
+        x, y = np.median(places[mask], axis=0)
+        drawing.add(Text(frame.x(x), frame.y(y), classes[j][:16], "middle", "text", bold=True, halo=True))
+    frame.foot(drawing, [], "first principal component (across), second (upwards)")
+    said = ", ".join(f"{classes[j]} {int(mask.sum()):,}" for j, _, mask in groups)
+    return Figure("projection", "The examples in two dimensions", drawing, f"Projection by label: {said}", (), note)
 
 
-def _curve(frame: _Frame, series: Series) -> str:
-    if len(series.points) == 1:
-        ((x, y),) = series.points
-        return f'<circle class="dot c{series.colour % COLOURS + 1}" cx="{frame.x(x)}" cy="{frame.y(y)}" r="3"/>'
-    points = " ".join(f"{frame.x(x)},{frame.y(y)}" for x, y in series.points)
-    return f'<polyline class="{_style(series)}" points="{points}"/>'
-
-
-def _hover_points(frame: _Frame, series: Sequence[Series], percent: bool) -> list[str]:
-    """Invisible discs whose titles browsers show under the pointer."""
-    if sum(len(s.points) for s in series) > HOVER_POINTS:
-        return []
-    return [
-        f'<circle class="hover" cx="{frame.x(x)}" cy="{frame.y(y)}" r="5">'
-        f"<title>{escape(s.name)}, epoch {x:.0f}: {number(y, percent)}</title></circle>"
-        for s in series
-        if not s.quiet
-        for x, y in s.points
-    ]
-
-
-def _describe(chart: Chart, series: Sequence[Series]) -> str:
-    parts = [
-        f"{s.name} from {number(s.points[0][1], chart.percent)} in epoch {s.points[0][0]:.0f} "
-        f"to {number(s.points[-1][1], chart.percent)} in epoch {s.points[-1][0]:.0f}"
-        for s in series
-    ]
-    return f"{chart.title}: {'; '.join(parts)}"
-
-
-def _legend(chart: Chart, series: Sequence[Series]) -> str:
-    items = [
-        f'<li><svg class="key" viewBox="0 0 18 8" aria-hidden="true"><line class="{_style(s)}" x1="0" x2="18" y1="4" '
-        f'y2="4"/></svg>{escape(s.name)} <b>{number(s.points[-1][1], chart.percent)}</b></li>'
-        for s in series
-    ]
-    return f'<ul class="legend">{"".join(items)}</ul>'
+def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 1, high + 1)

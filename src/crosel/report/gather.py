@@ -18,6 +18,7 @@ from crosel.config import RunConfig
 from crosel.data import Dataset, with_classes_of
 from crosel.errors import UserError
 from crosel.methods.base import find_method
+from crosel.outcome import Predictions, Selection, read_predictions, read_selection
 from crosel.run import RunFolder, load_data
 from crosel.train import Row
 
@@ -48,6 +49,8 @@ class RunData:
     sets: NDArray[np.bool_]  # [n, k]
     truth: NDArray[np.int64] | None
     labels: Labels | None  # None: the run is not finished
+    selection: Selection | None  # None: the method does not select, or the run is not finished
+    predictions: Predictions
     fingerprint: str  # of the training inputs
 
     @property
@@ -85,6 +88,16 @@ class RunData:
         ]
 
     @property
+    def source_name(self) -> str:
+        source = self.config.source
+        return Path(source).name if "/" in source or "\\" in source else source
+
+    @property
+    def device(self) -> str:
+        gpu, threads = self.environment.get("gpu"), self.environment.get("threads", "?")
+        return str(gpu) if gpu else f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+
+    @property
     def warm_up(self) -> int:
         """Epochs of warm-up, if something else came after them; otherwise 0."""
         epochs = sum(row.get("phase") == "warm-up" for row in self.rows)
@@ -111,7 +124,8 @@ def _read(folder: RunFolder, name: str) -> RunData:
     labels = _read_labels(folder / "labels.csv", classes, len(sets))
     return RunData(
         name, folder.path, config, folder.read_metrics(), _environment(folder), classes, sets, truth, labels,
-        str(saved["data"]),
+        read_selection(folder / "selection.npz", len(sets)),
+        read_predictions(folder / "predictions.npz", len(sets), len(classes)), str(saved["data"]),
     )  # fmt: skip
 
 
@@ -143,11 +157,11 @@ def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
         raise UserError(f"{path}: not a table of labels as crosel writes it ({error})") from None
 
 
-def training_images(run: RunData, data: Dataset | None) -> NDArray[np.uint8] | None:
-    """The training images [n, c, h, w] for thumbnails, where they can still be had."""
+def training_inputs(run: RunData, data: Dataset | None) -> NDArray[Any] | None:
+    """The training images [n, c, h, w] or features [n, d], where they can still be had."""
     if data is None:
         try:
             data = with_classes_of(load_data(run.config), run.config.candidates)
         except (UserError, OSError):  # moved or deleted since: the report goes without pictures
             return None
-    return data.x if data.is_image and data.fingerprint() == run.fingerprint else None
+    return data.x if data.fingerprint() == run.fingerprint else None

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from crosel.errors import UserError
 from crosel.labels import FLAGS
+from crosel.report.page import style
 from crosel.review.corrections import corrections_csv
 from crosel.review.examples import STATES, Examples
 from crosel.review.examples import Query as Wanted
@@ -69,7 +70,7 @@ def build_app(examples: Examples, log_path: Path, token: str) -> FastAPI:
     files = {
         "page.js": ("text/javascript; charset=utf-8", _file("crosel.review", "page.js")),
         "page.css": ("text/css; charset=utf-8", _file("crosel.review", "page.css")),
-        "style.css": ("text/css; charset=utf-8", _file("crosel.report", "style.css")),  # one look with the report
+        "style.css": ("text/css; charset=utf-8", style().encode()),  # one look with the report
     }
     page = _file("crosel.review", "page.html")
 

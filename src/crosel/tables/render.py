@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from crosel.report.tables import duration
+from crosel.report.parts import duration
 from crosel.tables.build import Row, Table
 from crosel.tables.collect import Collection
 from crosel.tables.paper import METRICS, Figure, paper

@@ -1,0 +1,113 @@
+"""The page about several runs: one table, shared curves, where their labels differ, and each run's own galleries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.report import run_figures, tables
+from crosel.report.gallery import galleries
+from crosel.report.gather import RunData
+from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
+from crosel.report.parts import duration, percent, section, table
+from crosel.report.pictures import thumbnail
+
+DISAGREEMENTS = 24
+EXAMPLES = 8  # of each gallery: there are several runs
+
+Inputs = NDArray[Any] | None
+
+
+def comparison_page(runs: Sequence[RunData], inputs: Sequence[Inputs], ids: count[int]) -> str:
+    body = section("Results", results(runs) + _differences(runs), "The last epoch of each run.", "results")
+    shared = charts(run_figures.shared_curves(runs), ids)
+    body += section("Training", shared, "The same curves of every run.", "training")
+    body += section(
+        "Where they differ", _disagreements(runs, inputs[0]),
+        "Training examples to which the runs give different labels, those first of which they are surest.", "differ",
+    )  # fmt: skip
+    names = [("results", "Results"), ("training", "Training"), ("differ", "Where they differ")]
+    for i, (run, x) in enumerate(zip(runs, inputs, strict=True)):
+        body += section(escape(run.name), _details(run, x, ids), escape(run.method_title), f"run-{i + 1}")
+        names.append((f"run-{i + 1}", escape(run.name)))
+    notices = "".join(notice(run, run.name) for run in runs)
+    title = f"{len(runs)} runs on {source_names(runs)}"
+    return page(title, " · ".join(escape(run.name) for run in runs), notices + contents(body, names) + body, runs)
+
+
+def results(runs: Sequence[RunData]) -> str:
+    found = [(key, name) for key, name, _ in RESULTS if any(run.last(key) is not None for run in runs)]
+    best = {key: max((v for run in runs if (v := run.last(key)) is not None), default=None) for key, _ in found}
+    rows = []
+    for run in runs:
+        row = [escape(run.name), escape(run.method_title), escape(run.config.network.name)]
+        row += [str(run.config.seed), f"{len(run.rows)} of {run.config.train.epochs}"]
+        for key, _ in found:
+            value = run.last(key)
+            text = "–" if value is None else percent(value)
+            row.append(f"<b>{text}</b>" if key == "test_accuracy" and value == best[key] else text)
+        rows.append([*row, f"{run.set_sizes.mean():.2f}", duration(run.seconds)])
+    head = ("run", "method", "network", "seed", "epochs", *(name for _, name in found), "mean set size", "time")
+    return table("Last epoch of each run", head, rows, "numbers")
+
+
+def _differences(runs: Sequence[RunData]) -> str:
+    """Settings in which the runs differ, out of those that all of them have."""
+    flat = [dict(_flat(run.config.model_dump(mode="json"))) for run in runs]
+    names = [name for name in flat[0] if all(name in f for f in flat) and len({repr(f[name]) for f in flat}) > 1]
+    rows = [[escape(name), *(escape(str(f[name])) for f in flat)] for name in names]
+    if not rows:
+        return "<p>All settings that they share are the same.</p>"
+    return table("Settings that differ", ("setting", *(escape(run.name) for run in runs)), rows, "settings")
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    out: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        out += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return out
+
+
+def _disagreements(runs: Sequence[RunData], x: Inputs) -> str:
+    """Only where all runs are about the same examples, and finished."""
+    first = runs[0]
+    if first.labels is None or any(
+        run.labels is None or run.fingerprint != first.fingerprint or run.n != first.n for run in runs
+    ):
+        return ""
+    labels = np.stack([run.labels.labels for run in runs if run.labels is not None])
+    sure = np.stack([run.labels.confidence for run in runs if run.labels is not None])
+    rows = np.flatnonzero((labels != labels[0]).any(axis=0))
+    rows = rows[np.argsort(-sure.min(axis=0)[rows], kind="stable")]
+    if not len(rows):
+        return "<p>All runs give the same labels.</p>"
+    images = x is not None and x.ndim == 4
+    head = [*(["image"] if images else []), "id", *(escape(run.name) for run in runs)]
+    head += ["truth"] if first.truth is not None else []
+    body = []
+    for i in rows[:DISAGREEMENTS].tolist():
+        cells = [escape(first.labels.ids[i])]
+        for own, p in zip(labels[:, i], sure[:, i], strict=True):
+            text = escape(first.classes[own]) if own >= 0 else "–"
+            wrong = first.truth is not None and own != first.truth[i]
+            cells.append(f'<span class="{"wrong" if wrong else ""}">{text}</span> <small>{percent(p)}</small>')
+        if first.truth is not None:
+            cells.append(escape(first.classes[int(first.truth[i])]))
+        if images and x is not None:
+            cells.insert(0, thumbnail(x[i], f"example {escape(first.labels.ids[i])}"))
+        body.append(cells)
+    share = f"{len(rows):,} of {first.n:,} examples"
+    return table(f"{len(body)} of {len(rows):,} on which they differ", head, body, "differ", share)
+
+
+def _details(run: RunData, x: Inputs, ids: count[int]) -> str:
+    own = f"<details><summary>Settings</summary>{facts(run)}</details>"
+    if run.labels is None:
+        return own
+    figures = [run_figures.classes(run, run.labels), run_figures.calibration(run), run_figures.set_sizes(run)]
+    return charts(figures, ids) + tables.stacks(run.labels) + own + galleries(run, run.labels, x, EXAMPLES)

@@ -1,0 +1,168 @@
+"""Examples that deserve a look: images as cards, features as a table. All text from the user is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.report.gather import Labels, RunData
+from crosel.report.parts import bar, table_head
+from crosel.report.pictures import thumbnail
+
+EXAMPLES = 12
+CANDIDATES = 5  # shown of a set
+FEATURES = 6
+NOTABLE = 0.05  # a label outside the set is shown from this probability on, where it is the most probable one
+
+
+class Group(NamedTuple):
+    title: str
+    rows: NDArray[np.int64]
+    words: str
+
+
+def groups(run: RunData, labels: Labels) -> list[Group]:
+    """The rows of each gallery, the most telling first; empty ones are left out."""
+    rising = np.argsort(labels.confidence, kind="stable")
+    flag = np.array(labels.flags)[rising]
+    found = [
+        Group("Outside", rising[flag == "outside"], "all networks insist on a label that is not in the set"),
+        Group("Disputed", rising[flag == "disputed"], "the networks predict different labels"),
+    ]
+    if run.selection is not None:
+        never = rising[run.selection.never[rising]]
+        when = "in the whole run" if run.selection.epochs is not None else "in the last epoch"
+        found.append(Group("Never selected", never, f"no network selected them {when}; the least confident first"))
+    else:
+        found.append(Group("Least confident", rising, "the labels to check first"))
+    surest = _in_turn(rising[::-1], labels.labels[rising[::-1]])
+    found.append(Group("Most confident", surest, "of each class in turn, what the networks are surest of"))
+    return [group for group in found if len(group.rows)]
+
+
+def _in_turn(rows: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first row of each class, then the second of each, and so on: a gallery of one class says little."""
+    by_class = np.argsort(classes, kind="stable")
+    starts = np.searchsorted(classes[by_class], classes[by_class])
+    turn = np.empty(len(rows), np.int64)
+    turn[by_class] = np.arange(len(rows)) - starts
+    return rows[np.argsort(turn, kind="stable")]
+
+
+def galleries(run: RunData, labels: Labels, x: NDArray[Any] | None, shown: int = EXAMPLES) -> str:
+    images = x if x is not None and x.ndim == 4 else None
+    out = []
+    for title, rows, words in groups(run, labels):
+        picked = [int(i) for i in rows[:shown]]
+        body = _cards(run, labels, images, picked) if images is not None else _table(run, labels, x, picked, title)
+        of = f"{len(picked)} of {len(rows):,}" if len(rows) > len(picked) else f"{len(rows):,}"
+        out.append(
+            f'<details open><summary>{title} <span class="count">{of}</span></summary>'
+            f'<p class="note">{words}</p>{body}</details>'
+        )
+    return "".join(out)
+
+
+class Choice(NamedTuple):
+    label: int
+    probability: float | None
+    inside: bool
+
+
+def choices(run: RunData, labels: Labels, i: int) -> tuple[list[Choice], int]:
+    """What could be said of an example, the label given first; and how many candidates are left out."""
+    given, inside = int(labels.labels[i]), np.flatnonzero(run.sets[i]).tolist()
+    p = None if run.predictions.train is None else run.predictions.train[i].astype(float)
+    if p is None:
+        sure = float(labels.confidence[i])
+        ranked = sorted(inside, key=lambda j: j != given)
+        return [Choice(j, sure if j == given else None, True) for j in ranked[:CANDIDATES]], len(ranked[CANDIDATES:])
+    ranked = sorted(inside, key=lambda j: (j != given, -p[j]))
+    out = [Choice(j, float(p[j]), True) for j in ranked[:CANDIDATES]]
+    top = int(p.argmax())
+    if top not in inside and p[top] >= NOTABLE:
+        out.append(Choice(top, float(p[top]), False))
+    return out, len(ranked[CANDIDATES:])
+
+
+def _bars(run: RunData, labels: Labels, i: int) -> str:
+    """The candidates with their probabilities."""
+    found, more = choices(run, labels, i)
+    truth = None if run.truth is None else int(run.truth[i])
+    items = []
+    for label, p, inside in found:
+        given = label == int(labels.labels[i])
+        marks = [
+            *(["outside"] if not inside else []),
+            *(["true"] if label == truth and not given else []),
+        ]  # fmt: skip
+        words = "".join(f' <em class="{mark}">{mark}</em>' for mark in marks)
+        value = "" if p is None else f'{bar(p)}<span class="p">{_short(p)}</span>'
+        kind = " ".join((["given"] if given else []) + (["beyond"] if not inside else []))
+        items.append(f'<li class="{kind}"><span class="w">{escape(run.classes[label])}{words}</span>{value}</li>')
+    if more:
+        items.append(f'<li class="more">and {more} more</li>')
+    return f'<ul class="chances">{"".join(items)}</ul>'
+
+
+def _short(p: float) -> str:
+    return f"{100 * p:.0f}\u202f%" if p >= 0.995 or p < 0.0005 else f"{100 * p:.1f}\u202f%"
+
+
+def _verdict(run: RunData, labels: Labels, i: int) -> str:
+    """Whether the label given is right, in words, where that is known."""
+    if run.truth is None:
+        return ""
+    true = int(run.truth[i])
+    if true == int(labels.labels[i]):
+        return '<span class="mark right">right</span>'
+    return f'<span class="mark wrong">truth: {escape(run.classes[true])}</span>'
+
+
+def _name(run: RunData, label: int) -> str:
+    return escape(run.classes[label]) if label >= 0 else "–"
+
+
+def _cards(run: RunData, labels: Labels, images: NDArray[Any], rows: Sequence[int]) -> str:
+    items = []
+    for i in rows:
+        name = escape(labels.ids[i])
+        items.append(
+            f'<li class="example">{thumbnail(images[i], f"example {name}")}<div><p class="said">'
+            f"<b>{_name(run, int(labels.labels[i]))}</b> {_short(float(labels.confidence[i]))}"
+            f'{_verdict(run, labels, i)}</p><p class="id">{name}{_times(run, i)}</p></div>{_bars(run, labels, i)}</li>'
+        )
+    return f'<ul class="gallery">{"".join(items)}</ul>'
+
+
+def _times(run: RunData, i: int) -> str:
+    """In how many epochs the example was selected, by the network that did so most."""
+    if run.selection is None or run.selection.epochs is None:
+        return ""
+    times = int(run.selection.epochs[:, i].max())
+    return "" if times == 0 else f" · selected in {times} epoch{'' if times == 1 else 's'}"
+
+
+def _table(run: RunData, labels: Labels, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
+    features = 0 if x is None or x.ndim != 2 else min(FEATURES, x.shape[1])
+    head = ["id", "label", "candidates", *(["truth"] if run.truth is not None else [])]
+    head += [f"x{j}" for j in range(features)]
+    body = []
+    for i in rows:
+        cells = [f'<th scope="row">{escape(labels.ids[i])}</th>']
+        cells.append(f"<td><b>{_name(run, int(labels.labels[i]))}</b> {_short(float(labels.confidence[i]))}</td>")
+        cells.append(f"<td>{_bars(run, labels, i)}</td>")
+        if run.truth is not None:
+            cells.append(f"<td>{_verdict(run, labels, i)}</td>")
+        if x is not None:
+            cells += [f"<td>{value:.4g}</td>" for value in x[i].reshape(-1)[:features]]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    more = f'<p class="note">The first {features} of {x.shape[1]} features.</p>' if x is not None and features else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{title}"><table class="examples">'
+        f"{table_head(head)}<tbody>{''.join(body)}</tbody></table></div>{more}"
+    )

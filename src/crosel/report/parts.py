@@ -1,0 +1,73 @@
+"""Small parts of a page: numbers, tables, bars, sections. What comes in as `html` is escaped already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from crosel.report.axes import number
+
+
+def percent(value: float) -> str:
+    return number(value, percent=True)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole // 60 % 60:02d} min"
+
+
+def section(title: str, body: str, intro: str = "", anchor: str = "") -> str:
+    """A heading with its words beside or above the content; nothing where there is no content."""
+    if not body:
+        return ""
+    lead = f"<p>{intro}</p>" if intro else ""
+    name = f' id="{anchor}"' if anchor else ""
+    return f'<section{name}><div class="head"><h2>{title}</h2>{lead}</div><div class="body">{body}</div></section>\n'
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", note: str = "") -> str:
+    """Cells and captions are html; every first cell is its row's heading."""
+    body = "".join(f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{c}</td>" for c in row[1:])}</tr>' for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{caption}"><table class="{kind}">'
+        f"<caption>{caption}</caption>{table_head(head)}"
+        f"<tbody>{body}</tbody></table>{f'<p class=note>{note}</p>' if note else ''}</div>"
+    )
+
+
+def table_head(names: Sequence[str]) -> str:
+    cells = (f"<th scope=col>{name}</th>" if name else "<td></td>" for name in names)
+    return f"<thead><tr>{''.join(cells)}</tr></thead>"
+
+
+def bar(share: float) -> str:
+    return f'<span class="bar" aria-hidden="true"><i style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></i></span>'
+
+
+def bar_table(caption: str, what: str, counts: Sequence[tuple[str, int]], total: int, note: str = "") -> str:
+    """Counts with their share of the total, and bars in relation to the largest."""
+    largest = max((c for _, c in counts), default=0) or 1
+    rows = [[escape(name), f"{c:,}", percent(c / max(1, total)), bar(c / largest)] for name, c in counts]
+    return table(escape(caption), (escape(what), "examples", "share", ""), rows, "bars", note)
+
+
+def stack(caption: str, parts: Sequence[tuple[str, int, str]], note: str = "") -> str:
+    """One bar cut into parts (name, count, colour), with a legend that says them in words."""
+    total = sum(count for _, count, _ in parts) or 1
+    pieces = "".join(
+        f'<i class="b-{ink}" style="flex-grow:{count}"></i>' for _, count, ink in parts if count
+    )  # fmt: skip
+    items = "".join(
+        f'<li><i class="swatch b-{ink}"></i>{escape(name)} <b>{count:,}</b> <span>{percent(count / total)}</span></li>'
+        for name, count, ink in parts
+    )
+    words = f"<p class=note>{note}</p>" if note else ""
+    return (
+        f'<figure class="chart stack"><figcaption>{escape(caption)}</figcaption>'
+        f'<div class="pieces" aria-hidden="true">{pieces}</div><ul class="legend">{items}</ul>{words}</figure>'
+    )

@@ -1,0 +1,167 @@
+"""Which charts a run has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.report.charts import SHOWN_POINTS, bar_figure, dot_figure, matrix_figure, scatter_figure
+from crosel.report.curves import Chart, Reliability, Series, calibration_figure, figures
+from crosel.report.figure import Figure
+from crosel.report.gather import Labels, RunData
+from crosel.report.tables import class_shares, confusions, share_names
+
+DOT_CLASSES = 20  # more lines than this would be taller than a screen
+MATRIX_CLASSES = 100
+NEEDS_NO_TRUTH = (
+    "Needs no true labels: predictions inside the candidate set, and how much of the set's probability they hold."
+)
+_LOSSES = {"loss": "total", "loss_selected": "selected", "loss_comix": "co-mix"}
+
+
+def curves(run: RunData) -> list[Figure]:
+    """Everything over the epochs."""
+    marks = [(run.warm_up + 0.5, "end of warm-up")] if run.warm_up else []
+    common: dict[str, Any] = {"marks": marks, "epochs": len(run.rows)}
+
+    def series(*wanted: tuple[str, str, bool]) -> list[Series]:
+        return [Series(name, run.points(key), i, quiet) for i, (key, name, quiet) in enumerate(wanted)]
+
+    losses = [key for key in dict.fromkeys(k for row in run.rows for k in row) if key.startswith("loss")]
+    both = "both networks" if run.points("test_accuracy_1") else "test accuracy"
+    return figures([
+        Chart(
+            "accuracy", "Test accuracy",
+            series(("test_accuracy", both, False), ("test_accuracy_1", "network 1", True),
+                   ("test_accuracy_2", "network 2", True)),
+            percent=True, **common,
+        ),
+        Chart(
+            "selection", "Selection: S-ratio and S-acc",
+            series(("selection_ratio", "S-ratio", False), ("oracle_selection_accuracy", "S-acc", False)),
+            percent=True, low=0, high=1, **common,
+            note="S-ratio: share of examples selected. S-acc: share of the selected labels that are true.",
+        ),
+        Chart(
+            "losses", "Losses",
+            [Series(_LOSSES.get(key, key.removeprefix("loss_").replace("_", " ")), run.points(key), i)
+             for i, key in enumerate(losses)],
+            low=0, **common,
+        ),
+        Chart("lambda", "Weight of co-mix, λ_d", series(("lambda_d", "λ_d", False)), low=0, **common),
+        Chart(
+            "covering", "Covering rate",
+            series(("covering_rate", "covering rate", False),
+                   ("approximated_accuracy", "approximated accuracy", False)),
+            percent=True, **common, note=NEEDS_NO_TRUTH,
+        ),
+        Chart("learning-rate", "Learning rate", series(("lr", "end of epoch", False)), low=0, **common),
+    ])  # fmt: skip
+
+
+def shared_curves(runs: Sequence[RunData]) -> list[Figure]:
+    """Several runs in the same charts."""
+    ends = dict.fromkeys(run.warm_up for run in runs if run.warm_up)
+    marks = [(end + 0.5, "end of warm-up") for end in ends] if len(ends) == 1 else []
+    common: dict[str, Any] = {"marks": marks, "epochs": max(len(run.rows) for run in runs)}
+
+    def series(key: str) -> list[Series]:
+        return [Series(run.name, run.points(key), i) for i, run in enumerate(runs)]
+
+    return figures([
+        Chart("accuracy", "Test accuracy", series("test_accuracy"), percent=True, **common),
+        Chart("selection-ratio", "S-ratio", series("selection_ratio"), percent=True, low=0, high=1, **common),
+        Chart("selection-accuracy", "S-acc", series("oracle_selection_accuracy"), True, **common),
+        Chart("covering", "Covering rate", series("covering_rate"), percent=True, **common, note=NEEDS_NO_TRUTH),
+        Chart("losses", "Loss", series("loss"), low=0, **common, note="Each method's own: not to be compared in size."),
+        Chart("lambda", "Weight of co-mix, λ_d", series("lambda_d"), low=0, **common),
+    ])  # fmt: skip
+
+
+# --- sets and labels ----------------------------------------------------------------------------------------------
+
+
+def set_sizes(run: RunData) -> Figure:
+    sizes = Counter(run.set_sizes.tolist())
+    low, high = min(sizes), max(sizes)
+    width = -(-(high - low + 1) // 12)
+    bars = []
+    for start in range(low, high + 1, width):
+        stop = min(start + width, high + 1)
+        name = str(start) if stop == start + 1 else f"{start}–{stop - 1}"
+        bars.append((name, [sum(sizes[s] for s in range(start, stop))]))
+    mean = f"{run.set_sizes.mean():.2f} of {len(run.classes)} labels on average."
+    return bar_figure("set-sizes", "Sizes of the candidate sets", bars, [("", "c1")], "labels in the set", mean)
+
+
+def confidence(run: RunData, labels: Labels) -> Figure:
+    """How sure the labels are; where truth is known, right and wrong ones apart."""
+    bins = np.minimum((labels.confidence * 10).astype(int), 9)
+    right = np.ones(len(bins), bool) if run.truth is None else labels.labels == run.truth
+    parts = [("", "c1")] if run.truth is None else [("right", "c1"), ("wrong", "c2")]
+    bars = []
+    for b in range(10):
+        counts = [int((right & (bins == b)).sum()), int((~right & (bins == b)).sum())]
+        bars.append((f"{10 * b}", counts[: len(parts)]))
+    note = "Each bar holds ten percentage points, from the number below it upwards."
+    return bar_figure("confidence", "Confidence of the labels", bars, parts, "confidence from, %", note)
+
+
+def calibration(run: RunData) -> Figure | None:
+    found, p = [], run.predictions
+    if run.truth is not None and run.labels is not None:
+        found.append(("training labels", Reliability.of(run.labels.confidence, run.labels.labels == run.truth)))
+    if p.test is not None and p.y_test is not None:
+        sure = p.test.max(axis=1).astype(np.float64)
+        found.append(("test set", Reliability.of(sure, p.test.argmax(axis=1) == p.y_test)))
+    return calibration_figure(found)
+
+
+def classes(run: RunData, labels: Labels) -> Figure:
+    """Selection and confidence by class; of many classes those that stand worst."""
+    rows = class_shares(run, labels)
+    title = "Confidence and selection by class" if labels.selects else "Confidence by class"
+    if len(rows) > DOT_CLASSES:
+        worst = sorted((r for r in rows if r[1]), key=lambda r: r[2][-1] or 0.0)[:DOT_CLASSES]
+        rows, title = worst, f"{title}: the {len(worst)} lowest"
+    return dot_figure("classes", title, [(name, shares) for name, _, shares in rows], share_names(run, labels))
+
+
+def projection(run: RunData, labels: Labels, x: NDArray[Any] | None) -> Figure | None:
+    """Features on their two principal components, coloured by the label given."""
+    if x is None or x.ndim != 2:
+        return None
+    rows = np.random.default_rng(0).permutation(len(x))[:SHOWN_POINTS]
+    rows = rows[labels.labels[rows] >= 0]
+    places, kept = principal_components(x[rows])
+    note = f"{len(rows):,} of {run.n:,} examples; the two axes hold {100 * kept:.0f}\u202f% of the variance."
+    return scatter_figure(places, labels.labels[rows], run.classes, note)
+
+
+def principal_components(x: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
+    """Places [n, 2] of standardised features on their first two axes, and the share of the variance that they hold."""
+    from sklearn.decomposition import PCA  # a second to import, and only features need it
+
+    x = x.astype(np.float64)
+    x = (x - x.mean(axis=0)) / np.where(x.std(axis=0) > 0, x.std(axis=0), 1.0)
+    axes = min(2, *x.shape)
+    places = np.zeros((len(x), 2))
+    if not x.any():  # all examples are the same
+        return places, 1.0
+    pca = PCA(axes, svd_solver="randomized", random_state=0)
+    places[:, :axes] = pca.fit_transform(x)
+    return places, float(pca.explained_variance_ratio_.sum())
+
+
+def run_figures(run: RunData, x: NDArray[Any] | None) -> list[Figure]:
+    """All of them, for files."""
+    out: list[Figure | None] = [*curves(run), set_sizes(run)]
+    if run.labels is not None:
+        out += [confidence(run, run.labels), calibration(run), classes(run, run.labels), projection(run, run.labels, x)]
+    if len(run.classes) <= MATRIX_CLASSES:
+        out += [matrix_figure(name, title, counts, run.classes) for name, title, counts in confusions(run)]
+    return [figure for figure in out if figure is not None]
