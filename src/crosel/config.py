@@ -33,6 +33,7 @@ class TrainSettings(BaseModel):
     decay: float = Field(0.1, gt=0, le=1, description="step: factor at each milestone")
     lr_ramp: float = Field(0, ge=0, description="epochs over which the learning rate rises from 0")
     bf16: bool = Field(False, description="forward passes in bfloat16 (weights stay float32)")
+    fused: bool = Field(True, description="on CUDA, batch norm and ReLU in one (Triton), where the network allows it")
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it")
     evaluate_every: int = Field(1, ge=1, description="epochs between test passes; the last epoch always has one")
     eval_batch_size: int = Field(1024, ge=1, description="examples in a chunk of the passes without gradient")

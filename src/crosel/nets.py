@@ -15,9 +15,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from crosel.errors import UserError, did_you_mean
+from crosel.fused import add_norm_relu, norm_relu
 
 NetworkFactory = Callable[[], nn.Module]
 
@@ -54,11 +54,11 @@ class _Block(nn.Module):
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs), _conv3(outputs, outputs)
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        activated = F.relu(self.norm1(x))
-        residual = self.conv2(F.relu(self.norm2(self.conv1(activated))))
-        out: Tensor = residual + (x if self.shortcut is None else self.shortcut(activated))
-        return out
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Take and return a sum as its two terms: whoever reads it adds them, in one kernel with the batch norm."""
+        x, activated = add_norm_relu(x, residual, self.norm1)
+        residual = self.conv2(norm_relu(self.conv1(activated), self.norm2))
+        return (x if self.shortcut is None else self.shortcut(activated)), residual
 
 
 class WideResNet(Classifier):
@@ -71,21 +71,24 @@ class WideResNet(Classifier):
             raise UserError(f"a wide ResNet's width is at least 1, not {width}")
         super().__init__(64 * width, classes)
         self.stem = _conv3(channels, 16)
-        blocks: list[nn.Module] = []
+        blocks: list[_Block] = []
         inputs = 16
         for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
             for position in range((depth - 4) // 6):
                 # At width 1 the first group changes nothing, and its shortcut is the identity.
                 blocks.append(_Block(inputs, outputs, stride if position == 0 else 1))
                 inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.BatchNorm2d(inputs)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.blocks(self.stem(x)))).mean(dim=(2, 3))
+        x, residual = self.stem(x), None
+        for block in self.blocks:
+            x, residual = block(x, residual)
+        return add_norm_relu(x, residual, self.norm)[1].mean(dim=(2, 3))
 
 
 def wide_resnet(depth: int, width: int, classes: int, channels: int = 3) -> WideResNet:

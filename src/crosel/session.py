@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crosel import checkpoint
+from crosel import checkpoint, fused
 from crosel.augment import make_views
 from crosel.checkpoint import Checkpoint, prefixed, without_prefix
 from crosel.config import RunConfig
@@ -187,6 +189,10 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
         )
 
 
-def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
+@contextmanager
+def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
+    """How numbers are computed: their precision, and which kernels may be taken."""
     # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)
+    precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)
+    with precision, fused.use(config.train.fused):
+        yield

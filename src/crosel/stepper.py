@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crosel import finite
 from crosel.methods.base import Losses, Stream
-from crosel.session import Session, autocast
+from crosel.session import Session, computing
 
 _EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
 
@@ -74,14 +74,14 @@ class Stepper:
         session = self.session
         undo = finite.Undo(session) if session.config.train.bad_batches == "skip" else None
         with torch.no_grad():
-            batches = {n: session.train.batch(i, streams[n], session.generator, raw.get(n)) for n, i in index.items()}
-        with autocast(session.config, session.device):
+            batches = session.train.batches(index, streams, session.generator, raw)
+        with computing(session.config, session.device):
             losses = session.method.loss(batches, session.generator)
         session.optimiser.zero_grad(set_to_none=True)
         if losses.objective.requires_grad:  # nothing selected and no co-mix: nothing to learn from in this step
             losses.objective.backward()  # type: ignore[no-untyped-call]
             session.optimiser.step()
-        with torch.no_grad(), autocast(session.config, session.device):
+        with torch.no_grad(), computing(session.config, session.device):
             session.method.after_step(batches)
         self._report(losses, undo)
 

@@ -21,7 +21,7 @@ from crosel import finite, metrics
 from crosel.config import TrainSettings
 from crosel.errors import Interrupted
 from crosel.methods.base import Stream
-from crosel.session import Session, autocast
+from crosel.session import Session, computing
 from crosel.stepper import Stepper
 
 Row = dict[str, Any]
@@ -161,7 +161,7 @@ def training_pass(session: Session) -> Row:
     sums = torch.zeros(2, device=session.device)
     for start in range(0, len(x), chunk):
         rows = slice(start, min(len(x), start + chunk))
-        with autocast(session.config, session.device):
+        with computing(session.config, session.device):
             outputs = method.outputs(session.normalise(x[rows].to(session.device)))
         method.observe(rows, outputs)
         p, sets = method.combine(outputs), method.candidates[rows]
@@ -200,7 +200,7 @@ def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Any:
     chunk = session.config.train.eval_batch_size
     for start in range(0, len(x), chunk):
         part = torch.from_numpy(x[start : start + chunk]).to(session.device)
-        with autocast(session.config, session.device):
+        with computing(session.config, session.device):
             yield start, session.method.outputs(session.normalise(part)).float()
 
 

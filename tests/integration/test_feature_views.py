@@ -15,7 +15,8 @@ def strong_view(x: np.ndarray) -> torch.Tensor:
     data = make_dataset(x, candidates=np.ones((len(x), 2), bool))
     views = make_views(data.shape, AugmentSettings())
     tensors = TrainingTensors(data, views, Normaliser.of(data), torch.device("cpu"))
-    return tensors.batch(torch.arange(len(x)), Stream(("strong",)), torch.Generator().manual_seed(0))["strong"]
+    index, streams = {"all": torch.arange(len(x))}, {"all": Stream(("strong",))}
+    return tensors.batches(index, streams, torch.Generator().manual_seed(0))["all"]["strong"]
 
 
 def test_shift_and_scale_of_features_do_not_matter() -> None:

@@ -350,7 +350,7 @@ def test_streams_become_batches_of_views():
     indices = tensors.epoch_indices(streams, 3, 4, generator)
     assert {name: table.shape for name, table in indices.items()} == {"all": (3, 4), "some": (3, 4)}
     assert set(indices["some"].flatten().tolist()) == {3, 4}
-    batch = tensors.batch(indices["all"][0], streams["all"], generator)
+    batch = tensors.batches({"all": indices["all"][0]}, streams, generator)["all"]
     assert torch.equal(batch["plain"], normalise(torch.from_numpy(x)[batch.index]))
     assert not torch.equal(batch["strong"], batch["strong#2"])
     assert not torch.equal(batch["strong"], batch["plain"])

@@ -94,7 +94,7 @@ def draw(method: CroSel, kind: str = "drawn", size: int = SIZE, seed: int = 1) -
     generator = torch.Generator().manual_seed(seed)
     streams = method.streams()
     indices = tensors.epoch_indices(streams, 1, size, generator)
-    return {name: tensors.batch(indices[name][0], stream, generator) for name, stream in streams.items()}
+    return tensors.batches({name: table[0] for name, table in indices.items()}, streams, generator)
 
 
 def step(method: CroSel, batches: dict[str, Batch] | None = None, seed: int = 2) -> Losses:

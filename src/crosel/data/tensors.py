@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -114,13 +114,39 @@ class TrainingTensors:
         """The raw examples of a step that have to come from the host, by stream; none where the device has them all."""
         return self.host.fetch(step) if self.host is not None else {}
 
-    def batch(self, index: Tensor, stream: Stream, generator: torch.Generator, raw: Tensor | None = None) -> Batch:
-        """Gather raw examples (unless given) and make each wanted view; `name#2` is one more draw of view `name`."""
-        if raw is None:
-            raw = self.x[index]
+    def batches(
+        self,
+        indices: Mapping[str, Tensor],
+        streams: Mapping[str, Stream],
+        generator: torch.Generator,
+        fetched: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Batch]:
+        """Gather raw examples (unless fetched) and make every wanted view; `name#2` is one more draw of view `name`.
+
+        What several streams want of one view is made at once: on a GPU, many small operations cost their number.
+        """
+        if not indices:
+            return {}
+        raw = torch.cat([fetched[name] for name in indices]) if fetched else self.x[torch.cat(list(indices.values()))]
         if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
             raw = self.normalise(raw)
-        views = {name: self.views[name.partition("#")[0]](raw, generator) for name in stream.views}
-        if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
-            views = {name: self.normalise(view) for name, view in views.items()}
-        return Batch(index, views)
+        rows = dict(zip(indices, torch.split(raw, [len(i) for i in indices.values()]), strict=True))
+        views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
+        for view, wanted in _wishes(indices, streams).items():
+            sizes = [len(indices[name]) for name, _ in wanted]
+            every = [name for name, _ in wanted] == list(indices)
+            seen = self.views[view](raw if every else torch.cat([rows[name] for name, _ in wanted]), generator)
+            if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
+                seen = self.normalise(seen)
+            for (name, key), part in zip(wanted, torch.split(seen, sizes), strict=True):
+                views[name][key] = part
+        return {name: Batch(index, views[name]) for name, index in indices.items()}
+
+
+def _wishes(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, list[tuple[str, str]]]:
+    """For each view: who wants it (stream), and under which name."""
+    wishes: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        for key in streams[name].views:
+            wishes.setdefault(key.partition("#")[0], []).append((name, key))
+    return wishes

@@ -46,6 +46,7 @@ from torch.nn import functional as F
 
 from crosel.bank import MemoryBank, label_is_candidate
 from crosel.errors import UserError
+from crosel.lanes import Lanes
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy
 from crosel.methods.base import (
     Batch,
@@ -230,28 +231,35 @@ class CroSel(Method):
         return streams
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
-        zero = self.lambda_d.new_zeros(())
-        total, selected, comix = zero, zero, zero
+        lanes, parts = Lanes(self.lambda_d.device), []
         for v, network in enumerate(self.networks):
-            everything, chosen = batches.get(f"all_{v}"), batches.get(f"selected_{v}")
-            if self.phase == "warm-up":
-                assert everything is not None
-                logits = network(everything[self.settings.warmup_view])
-                total = total + cc_loss(logits, self.candidates[everything.index])
-                continue
-            loss_selected, loss_comix = zero, zero
-            if chosen is not None:
-                labels = self.labels[self.teacher(v)][chosen.index].long()
-                loss_selected = selected_loss(network(chosen[self.settings.selected_view]), labels)
-            if everything is not None:
-                loss_comix = self._comix(network, everything, generator)
-            total = total + total_loss(loss_selected, loss_comix, self.lambda_d)
-            selected, comix = selected + loss_selected.detach(), comix + loss_comix.detach()
-        count = len(self.networks)
-        report = {"loss": total.detach() / count}
-        if self.phase == "selection":
-            report |= {"loss_selected": selected / count, "loss_comix": comix / count}
+            with lanes.lane(v):
+                everything, chosen = batches.get(f"all_{v}"), batches.get(f"selected_{v}")
+                if self.phase == "warm-up":
+                    assert everything is not None
+                    logits = network(everything[self.settings.warmup_view])
+                    parts.append([cc_loss(logits, self.candidates[everything.index])])
+                else:
+                    parts.append(self._selection_losses(v, chosen, everything, generator))
+        lanes.join()
+        total = torch.stack([part[0] for part in parts]).sum()
+        names = ("loss", "loss_selected", "loss_comix")
+        report = {
+            n: torch.stack(values).detach().mean() for n, values in zip(names, zip(*parts, strict=True), strict=False)
+        }
         return Losses(total, report)
+
+    def _selection_losses(
+        self, v: int, chosen: Batch | None, everything: Batch | None, generator: torch.Generator
+    ) -> list[Tensor]:
+        """Eq. (13) and its two parts, for network v."""
+        selected = comix = self.lambda_d.new_zeros(())
+        if chosen is not None:
+            labels = self.labels[self.teacher(v)][chosen.index].long()
+            selected = selected_loss(self.networks[v](chosen[self.settings.selected_view]), labels)
+        if everything is not None:
+            comix = self._comix(self.networks[v], everything, generator)
+        return [total_loss(selected, comix, self.lambda_d), selected, comix]
 
     def _comix(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         candidates = self.candidates[batch.index]
