@@ -35,6 +35,10 @@ class TrainSettings(BaseModel):
     bf16: bool = Field(False, description="forward passes in bfloat16 (weights stay float32)")
     fused: bool = Field(True, description="on CUDA, batch norm and ReLU in one (Triton), where the network allows it")
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it")
+    average: float = Field(0, ge=0, lt=1, description="decay of an average of the weights that predicts; 0: none")
+    refresh: int = Field(
+        0, ge=0, description="chunks of plain training examples from which batch norm is refreshed before the passes"
+    )
     evaluate_every: int = Field(1, ge=1, description="epochs between test passes; the last epoch always has one")
     eval_batch_size: int = Field(1024, ge=1, description="examples in a chunk of the passes without gradient")
     bad_batches: Literal["stop", "skip"] = Field(

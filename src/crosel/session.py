@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from crosel import checkpoint, fused
 from crosel.augment import make_views
+from crosel.averaging import WeightAverage
 from crosel.checkpoint import Checkpoint, prefixed, without_prefix
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
@@ -64,6 +65,18 @@ class Session:
         )  # fmt: skip
 
     @cached_property
+    def average(self) -> WeightAverage | None:
+        decay = self.config.train.average
+        return WeightAverage(self.method.networks, decay, self.device) if decay else None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode, with the averaged weights where there are any."""
+        self.method.eval()
+        with self.average.in_place() if self.average else nullcontext():
+            yield
+
+    @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Hashes that tie a checkpoint to the data and the candidate sets of its run."""
         return {"data": self.data.fingerprint(), "candidates": candidates_digest(self.data)}
@@ -75,6 +88,7 @@ class Session:
             **prefixed("method", self.method.state_dict()),
             **prefixed("normalise", self.normalise.state_dict()),
             **prefixed("momentum", checkpoint.momentum(self.optimiser, self.method)),
+            **prefixed("average", self.average.state_dict() if self.average else {}),
             **prefixed("sums", p.sums if p.step else {}),
             "generator": self.generator.get_state(),
         }
@@ -94,6 +108,8 @@ class Session:
         load_tensors(self.method, without_prefix("method", saved.tensors))
         load_tensors(self.normalise, without_prefix("normalise", saved.tensors))
         checkpoint.restore_momentum(self.optimiser, self.method, without_prefix("momentum", saved.tensors))
+        if self.average:
+            self.average.load_state_dict(without_prefix("average", saved.tensors))
         if saved.state["device"] == self.device.type:
             self.generator.set_state(saved.tensors["generator"])
             self.epoch_start = saved.tensors.get("generator_at_epoch_start")
@@ -191,8 +207,13 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
 
 @contextmanager
 def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """How numbers are computed: their precision, and which kernels may be taken."""
+    """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
     # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
     precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)
-    with precision, fused.use(config.train.fused):
+    with deterministic(), precision, fused.use(config.train.fused):
         yield
+
+
+def deterministic() -> AbstractContextManager[None]:
+    """Convolutions by cuDNN's own choice among the kernels that give the same bits each time: no search, no cost."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crosel import finite
 from crosel.methods.base import Losses, Stream
-from crosel.session import Session, computing
+from crosel.session import Session, computing, deterministic
 
 _EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
 
@@ -79,11 +79,14 @@ class Stepper:
             losses = session.method.loss(batches, session.generator)
         session.optimiser.zero_grad(set_to_none=True)
         if losses.objective.requires_grad:  # nothing selected and no co-mix: nothing to learn from in this step
-            losses.objective.backward()  # type: ignore[no-untyped-call]
+            with deterministic():
+                losses.objective.backward()  # type: ignore[no-untyped-call]
             session.optimiser.step()
         with torch.no_grad(), computing(session.config, session.device):
             session.method.after_step(batches)
         self._report(losses, undo)
+        if session.average:
+            session.average.update()
 
     def _report(self, losses: Losses, undo: finite.Undo | None) -> None:
         sums = self.session.progress.sums

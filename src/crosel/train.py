@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from crosel import finite, metrics
+from crosel.averaging import refresh_statistics
 from crosel.config import TrainSettings
 from crosel.errors import Interrupted
 from crosel.methods.base import Stream
@@ -61,6 +62,8 @@ def fit(
         method.begin_epoch(epoch)
         if method.phase != before and not progress.step:
             progress.sums.clear()  # another phase has other losses to report
+        if session.average:
+            session.average.begin_epoch(progress.epoch * session.steps)
         streams = method.streams()
         indices = draw_epoch(session, streams)
         method.train()
@@ -135,11 +138,16 @@ def check_weights(session: Session, epoch: int) -> None:
 
 def finish_epoch(session: Session, epoch: int) -> Row:
     """Pass over training and test set in evaluation mode, let the method close the epoch, and measure."""
+    with session.evaluating():
+        return _passes(session, epoch)
+
+
+def _passes(session: Session, epoch: int) -> Row:
     method, data, every = session.method, session.data, session.config.train.evaluate_every
-    method.eval()
     due = epoch % every == 0 or epoch == session.config.train.epochs
     row: Row = {}
     if method.watches_training_set or due:
+        refresh(session)
         row |= training_pass(session)
     method.end_epoch(epoch)
     row |= method.metrics()
@@ -152,6 +160,22 @@ def finish_epoch(session: Session, epoch: int) -> Row:
     if due and data.x_test is not None and data.y_test is not None:
         row |= test_pass(session, data.x_test, data.y_test)
     return row
+
+
+def refresh(session: Session) -> None:
+    """Take batch norm's statistics anew from plain training examples in random order, if the config says so."""
+    x = session.train.x
+    chunk = min(len(x), session.config.train.eval_batch_size)
+    count = min(session.config.train.refresh, len(x) // chunk)
+    if not count or chunk < 2:
+        return
+    order = torch.rand(len(x), generator=session.generator, device=session.device).argsort()
+    batches = (
+        session.normalise(session.train.rows(order[i * chunk : (i + 1) * chunk]).to(session.device))
+        for i in range(count)
+    )
+    with computing(session.config, session.device):
+        refresh_statistics(session.method, batches, session.method.outputs)
 
 
 @torch.no_grad()
@@ -196,12 +220,12 @@ test_pass.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever
 @torch.no_grad()
 def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Any:
     """Yield (start, logits [v, rows, k]) for raw inputs in the host's memory, in evaluation mode."""
-    session.method.eval()
     chunk = session.config.train.eval_batch_size
     for start in range(0, len(x), chunk):
         part = torch.from_numpy(x[start : start + chunk]).to(session.device)
-        with computing(session.config, session.device):
-            yield start, session.method.outputs(session.normalise(part)).float()
+        with session.evaluating(), computing(session.config, session.device):
+            outputs = session.method.outputs(session.normalise(part)).float()
+        yield start, outputs
 
 
 def peak_memory_mib(device: torch.device) -> float:

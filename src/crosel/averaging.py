@@ -1,0 +1,83 @@
+"""Two ways to make predictions calmer than the weights of the last step: both off unless asked for.
+
+* `WeightAverage`: an exponential average of each network's weights over the steps (`train.average`), which predicts,
+  and fills the bank, in place of the weights that are trained.
+* `refresh_statistics`: before a pass in evaluation mode, batch norm's statistics are taken anew from plain training
+  images (`train.refresh`). In training they come from whatever went through the network last: mixed images, say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class WeightAverage:
+    """kept <- kept + (live - kept) · max(1 - decay, 1 / steps so far), for weights and batch-norm statistics."""
+
+    def __init__(self, networks: nn.Module, decay: float, device: torch.device) -> None:
+        self.decay = decay
+        named = {n: t.detach() for n, t in networks.state_dict(keep_vars=True).items() if t.is_floating_point()}
+        self.names, self.live = list(named), list(named.values())
+        self.kept = [t.clone() for t in self.live]
+        self._standing = False
+        self._weight = torch.ones((), device=device)  # on the device: it changes without a new recording of the step
+
+    def begin_epoch(self, steps_done: int) -> None:
+        """At first the average is a plain mean; the starting weights soon count for nothing."""
+        self._weight.fill_(max(1 - self.decay, 1 / (steps_done + 1)))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        away = torch._foreach_sub(self.live, self.kept)
+        torch._foreach_mul_(away, self._weight)
+        torch._foreach_add_(self.kept, away)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the average stand where the networks' own weights are; inside such a block, do nothing more."""
+        if self._standing:
+            yield
+            return
+        self._swap()
+        self._standing = True
+        try:
+            yield
+        finally:
+            self._swap()
+            self._standing = False
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for live, kept in zip(self.live, self.kept, strict=True):
+            live_values = live.clone()
+            live.copy_(kept)
+            kept.copy_(live_values)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.kept, strict=True))
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        for name, kept in zip(self.names, self.kept, strict=True):
+            kept.copy_(tensors[name])
+
+
+@torch.no_grad()
+def refresh_statistics(method: nn.Module, batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
+    """Replace batch norm's running statistics by their mean over `batches`; leaves `method` in evaluation mode."""
+    norms = [module for module in method.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    method.train()
+    try:
+        for count, batch in enumerate(batches, 1):
+            for norm in norms:
+                norm.momentum = 1 / count  # the first batch replaces what was there; then a plain mean
+            run(batch)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        method.eval()
