@@ -480,3 +480,44 @@ def test_a_chance_outside_its_range_is_refused(q):
         uniform([0], 2, q, seed=0)
     with pytest.raises(UserError, match="eta must lie between 0 and 1"):
         drop_truth(np.ones((1, 2)), [0], q, seed=0)
+
+
+# --- the quick ways are the plain ones ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q", [0.0, 5e-324, 2.0**-53, 0.1, 1 / 3, 0.5, 1 - 2.0**-53, 1.0])
+def test_draws_below_q_are_those_of_the_floats(q):
+    np.testing.assert_array_equal(
+        candidates._Draws(3).below(q, 500, 7), candidates._Draws(3)(500, 7) < q, err_msg="nothing may become another"
+    )
+
+
+def test_smallest_keys_with_ties_are_the_first():
+    keys = np.array([[0.5, 0.2, 0.5, 0.5], [0.1, 0.1, 0.1, 0.0], [0.4, 0.3, 0.2, 0.1]])
+    expected = [[True, True, False, False], [True, True, False, True], [False, False, False, True]]
+    assert candidates._smallest(keys, np.array([2, 3, 1])).tolist() == expected
+
+
+def test_scores_are_taken_in_chunks():
+    """Half-precision scores of two million cells: a copy in double precision alone would be 16 MB."""
+    scores = np.random.default_rng(0).random((2000, 1000)).astype(np.float16)
+    whole = instance_dependent(labels(2000, 1000), scores, 0.4, seed=0)
+    tracemalloc.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(candidates, "_CHUNK", 1 << 16)
+            sets = instance_dependent(labels(2000, 1000), scores, 0.4, seed=0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < sets.nbytes + 4e6
+    np.testing.assert_array_equal(sets, whole)
+
+
+def test_logits_are_softened_by_the_rule():
+    logits = np.array([[2.0, 1.0, -5.0], [-1.0, 3.0, 0.0]] * 50)
+    y = np.zeros(100, dtype=int)
+    by_rule = apply_rule(parse_rule("instance:rate=0.5,temperature=2"), y, 3, seed=1, scores=logits)
+    np.testing.assert_array_equal(by_rule, instance_dependent(y, candidates.probabilities(logits, 2.0), 0.5, seed=1))
+    with pytest.raises(UserError, match="none below 0"):
+        apply_rule(parse_rule("instance:rate=0.5"), y, 3, seed=1, scores=logits)

@@ -1,0 +1,82 @@
+"""How fast candidate sets are drawn, and with how much memory: a million examples, a thousand classes.
+
+    python benchmarks/generators.py --out results/generators.json
+
+Every rule in a process of its own, so that peaks do not mix. `beyond_mib` is the peak less what the process had before
+and less the result itself (a byte a cell: 954 MiB); scores of `instance` are made before, at 2 bytes a cell. On a busy
+machine look at `cpu_seconds`: all of it is one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RULES = (
+    "uniform:q=0.1", "uniform:q=0.1,at_least_two=1,eta=0.1", "uniform-sets", "superclass:q=0.5", "instance:rate=0.4",
+)  # fmt: skip
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(text: str, n: int, k: int) -> dict[str, Any]:
+    import numpy as np
+
+    from crosel.candidates import apply_rule, parse_rule
+
+    labels = np.arange(n) % k
+    scores = None
+    if text.startswith("instance"):
+        scores = np.random.default_rng(0).random((n // 100, k), dtype=np.float32).astype(np.float16)
+        scores = np.repeat(scores, 100, axis=0)
+    before, start, cpu = peak_mib(), time.perf_counter(), time.process_time()
+    sets = apply_rule(parse_rule(text), labels, k, seed=0, groups=np.arange(k) // 10, scores=scores)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    rows = sets[:: max(1, n // 1000)]
+    return {
+        "rule": text, "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
+        "result_mib": round(sets.nbytes / 2**20), "beyond_mib": round(peak_mib() - before - sets.nbytes / 2**20),
+        "mean_size": round(float(rows.sum(1).mean()), 2),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--examples", type=int, default=1_000_000)
+    parser.add_argument("--classes", type=int, default=1_000)
+    parser.add_argument("--rule", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rule:
+        print(json.dumps(measure(args.rule, args.examples, args.classes)))
+        return
+    shape = ["--examples", str(args.examples), "--classes", str(args.classes)]
+    rows = []
+    for rule in RULES:
+        command = [sys.executable, __file__, *shape, "--rule", rule]
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        print(rows[-1], flush=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    result = {
+        "command": " ".join(["python", *sys.argv]), "commit": commit.stdout.strip(), "examples": args.examples,
+        "classes": args.classes, "cores": os.cpu_count(), "processor": platform.machine(),
+        "python": platform.python_version(), "load_average": round(os.getloadavg()[0], 2), "rules": rows,
+    }  # fmt: skip
+    if args.out is not None:
+        from crosel.files import atomic_write
+
+        atomic_write(args.out, json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
