@@ -24,7 +24,7 @@ from crosel import checkpoint
 from crosel.config import RunConfig, check_config, read_yaml
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.settings import Progress
-from crosel.data.sources import NAMED
+from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
 from crosel.session import Session, build_session, load_tensors
@@ -284,7 +284,8 @@ def with_full_paths(config: RunConfig) -> RunConfig:
     """Name files so that the run can be repeated, resumed and used from any working folder."""
     update: dict[str, Any] = {"data": config.data.with_full_paths(), "candidates": full_rule(config.candidates)}
     if config.source not in NAMED:
-        update["source"] = os.path.abspath(config.source)
+        folder = Path(config.data_dir) if config.data_dir else None
+        update["source"] = os.path.abspath(locate(config.source, folder))
     if config.data_dir:
         update["data_dir"] = os.path.abspath(config.data_dir)
     return config.model_copy(update=update)

@@ -58,6 +58,12 @@ def test_values_that_are_lists_and_whole_floats() -> None:
     assert cells[-1].config.method.model_dump()["criteria"] == (1, 2, 3)
 
 
+def test_a_setting_may_follow_the_seed() -> None:
+    cells = expand(make(seeds=[3, 5], base={**BASE, "data.test_share": 0.1, "data.split_seed": "{seed}"}))
+    assert [cell.config.data.split_seed for cell in cells] == [3, 5]
+    assert "data.split_seed=5" in cells[1].arguments
+
+
 def test_parts_join_grids_that_do_not_multiply() -> None:
     suite = make(
         grid={"method": ["cc"]},

@@ -79,6 +79,17 @@ def test_groups_by_everything_but_the_seed(tmp_path: Path) -> None:
     ]
 
 
+def test_splits_that_follow_the_seed_are_one_row(tmp_path: Path) -> None:
+    """… and so is one split for all seeds. Published figures of the set stand below."""
+    for kind, split in (("own", lambda seed: seed), ("one", lambda seed: 0)):
+        for seed in (0, 1, 2):
+            sets = ("data.test_share=0.1", f"data.split_seed={split(seed)}")
+            make_run(tmp_path / kind / str(seed), source="lost.mat", rule="", seed=seed, accuracy=0.7, sets=sets)
+        (row,) = rows_of(tmp_path / kind)
+        assert row.seeds == (0, 1, 2)
+    assert "Published for lost.mat: 76.78 (ED-PLL" in make_tables([tmp_path / "own"]).text
+
+
 def test_one_table_for_each_dataset_and_rule(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", rule="uniform:q=0.1")

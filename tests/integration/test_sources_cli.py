@@ -238,6 +238,26 @@ def test_an_export_of_label_studio_goes_back_as_predictions(
             assert 0 < prediction["score"] <= 1
 
 
+def test_a_file_in_the_data_folder(
+    tmp_path: Path, crosel_cli: CroselCli, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--data DIR` is where a suite's files are; the run knows the place, wherever it is resumed or used from."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here").mkdir()
+    source, _, _ = palm(tmp_path / "data", digits)
+    monkeypatch.chdir(tmp_path / "here")
+    share = ("--set", "data.test_share=0.1", "--data", "../data")
+    trained = crosel_cli("train", "palm.mat", *share, *QUICK, "--out", "run")
+    assert trained.code == 0, trained.err
+    assert f"source: {Path(source).resolve()}\n" in Path("run/config.yaml").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert crosel_cli("labels", "here/run", "--out", "l.csv").code == 0
+    assert crosel_cli("eval", "here/run", "--json").code == 0
+    missing = crosel_cli("train", "none.mat", *share, "--out", "other")
+    assert missing.code == 2
+    assert "source 'none.mat' is neither a file nor one of" in missing.err
+
+
 def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digits: dict[str, Any]) -> None:
     source, options, _ = npz(tmp_path, digits)
     run = tmp_path / "run"

@@ -10,7 +10,7 @@
         fixed: {method.lambda_cr: 4, method.dynamic_lambda: false}
 
 `parts` (a list of further base and grid, over the common ones) joins grids that do not multiply. A preset may name
-`{source}` and `{method}`.
+`{source}` and `{method}`; a setting whose value is `"{seed}"` gets the run's seed (`data.split_seed: "{seed}"`).
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def _cell(
         preset = str(preset).replace("{source}", source).replace("{method}", str(method))
     rule = tree.get("candidates")
     name = cell_name(source, rule, str(method), labels, seed)
-    sets = [f"{key}={_text(value)}" for key, value in tree.items() if key not in _FLAGS] + list(extra)
+    filled = {key: seed if value == "{seed}" else value for key, value in tree.items() if key not in _FLAGS}
+    sets = [f"{key}={_text(value)}" for key, value in filled.items()] + list(extra)
     values = {
         "source": source, "candidates": rule, "seed": seed, "data_dir": str(data_dir) if data_dir else None,
         "method": {"name": method},

@@ -53,6 +53,13 @@ NAMED: dict[str, Callable[[Path | None], Dataset]] = {
 }
 
 
+def locate(source: str, data_dir: Path | None) -> str:
+    """Where a source is: a file that is not there as named may lie in the folder that holds the data."""
+    if data_dir is None or source in NAMED or "\0" in source or Path(source).exists():
+        return source
+    return str(data_dir / source) if (data_dir / source).exists() else source
+
+
 def load(
     source: str,
     data_dir: Path | None = None,
@@ -61,6 +68,7 @@ def load(
 ) -> Dataset:
     """Read a named dataset, or a file or folder by what it is; bad input is a UserError, always."""
     settings = settings or DataSettings()
+    source = locate(source, data_dir)
     try:
         data = NAMED[source](data_dir) if source in NAMED else _read(source, settings, progress)
         return hold_out(data, settings.test_share, settings.split_seed) if settings.test_share else data

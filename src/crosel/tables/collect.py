@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,8 @@ _ASIDE = {
     "train.evaluate_every",
     "train.eval_batch_size",
 }
+
+_SPLIT = "data.split_seed"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def collect(folders: Iterable[Path]) -> Collection:
             raise UserError(f"{folder}: no such folder")
         for path in find_runs(folder):
             paths.setdefault(path.resolve(), path)
-    runs: dict[tuple[str, int], Run] = {}
+    found: list[Run] = []
     unfinished, problems = [], []
     for path in sorted(paths.values()):
         try:
@@ -91,6 +93,9 @@ def collect(folders: Iterable[Path]) -> Collection:
         if not run.finished:
             unfinished.append(run)
             continue
+        found.append(run)
+    runs: dict[tuple[str, int], Run] = {}
+    for run in _with_splits_of_seeds(found):
         twin = runs.setdefault((run.key, run.seed), run)
         if twin is not run:
             problems.append(f"{run.path} repeats {twin.path} (same settings and seed)")
@@ -136,6 +141,18 @@ def read_run(path: Path) -> Run:
         max(memory) if memory else None,
         _hardware(path / "environment.json"),
     )
+
+
+def _with_splits_of_seeds(runs: Sequence[Run]) -> list[Run]:
+    """Where nothing was split, or every run of a group by its own seed, the split is no setting to tell runs by."""
+    without = [replace(run, settings={k: v for k, v in run.settings.items() if k != _SPLIT}) for run in runs]
+    pairs = list(zip(runs, without, strict=True))
+    fixed = {
+        plain.key
+        for run, plain in pairs
+        if run.settings.get("data.test_share") and run.settings.get(_SPLIT) != run.seed
+    }
+    return [run if plain.key in fixed else plain for run, plain in pairs]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:

@@ -55,6 +55,12 @@ def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
         lines.append(
             "p: two-sided paired t-test of the accuracy against the best row, over the seeds both have (how many)."
         )
+    published = paper()["published"]
+    lines += [
+        f"Published for {table.dataset}: {published[table.dataset]} ({published['source']})."
+        for table in tables
+        if table.dataset in published
+    ]
     lines += [f"Not finished: {run.path} (epoch {run.epochs_done} of {run.epochs})" for run in collection.unfinished]
     return lines + [f"Left out: {problem}" for problem in collection.problems]
 
