@@ -30,8 +30,9 @@ Where paper and released code part, and what we do:
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
 
 Beyond the paper, off by default: `outside`, for sets that may miss the truth. An example that all networks are stable
-and confident about (β2, β3), with one same label outside S, is dropped, or taken with that label (`outside_labels`).
-Either way it leaves co-mix, whose targets lie in S and would be wrong.
+and confident about (β2, β3), with one same label outside S, is dropped, or taken with that label (`outside_labels`),
+from the moment the banks are full: a warm-up that goes on with a wrong set learns it by heart. Either way it leaves
+co-mix, whose targets lie in S and would be wrong.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class CroSel(Method):
         s, streams = self.settings, {}
         for v in range(len(self.networks)):
             if self.phase == "warm-up":
-                streams[f"all_{v}"] = Stream((s.warmup_view,))
+                streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self._warmup_pool())
                 continue
             mask = self.selected[self.teacher(v)]
             mixed = ~mask if s.scope == "unselected" else None  # None: all examples
@@ -238,7 +239,7 @@ class CroSel(Method):
                 if self.phase == "warm-up":
                     assert everything is not None
                     logits = network(everything[self.settings.warmup_view])
-                    parts.append([cc_loss(logits, self.candidates[everything.index])])
+                    parts.append([cc_loss(logits, self._sets(everything.index))])
                 else:
                     parts.append(self._selection_losses(v, chosen, everything, generator))
         lanes.join()
@@ -260,6 +261,21 @@ class CroSel(Method):
         if everything is not None:
             comix = self._comix(self.networks[v], everything, generator)
         return [total_loss(selected, comix, self.lambda_d), selected, comix]
+
+    def _warmup_pool(self) -> Tensor | None:
+        """What the warm-up draws from: all examples (None), or all but those that are dropped."""
+        if self.settings.outside != "drop" or bool(self.outside.all()):
+            return None
+        return (~self.outside).nonzero().squeeze(1)
+
+    def _sets(self, index: Tensor) -> Tensor:
+        """Candidate sets [B, k]; those of examples whose label was taken hold that label alone."""
+        sets = self.candidates[index]
+        if self.settings.outside != "take":
+            return sets
+        label = self.labels[0][index].clamp(min=0).long()
+        alone = torch.zeros_like(sets).scatter_(1, label.unsqueeze(1), True)
+        return torch.where(self.outside[index].unsqueeze(1), alone, sets)
 
     def _comix(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         candidates = self.candidates[batch.index]
