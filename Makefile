@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test lint types clean
+.PHONY: demo docs test lint types clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -12,7 +12,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
 demo: $(VENV)/ready
@@ -24,6 +24,10 @@ lint: $(VENV)/ready-dev
 
 types: $(VENV)/ready-dev
 	$(BIN)/mypy
+
+docs: $(VENV)/ready-dev
+	$(BIN)/python -m sphinx -W --keep-going --quiet --fresh-env --builder html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 test: lint types
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term --cov-fail-under=90

@@ -42,7 +42,7 @@ def demo(
 
 @app.command()
 def train(
-    source: Annotated[str | None, typer.Argument(help="digits, cifar10, cifar100, or a file (npz)")] = None,
+    source: Annotated[str | None, typer.Argument(help="digits, cifar10, cifar100, svhn, a file or a folder")] = None,
     method: Annotated[str | None, typer.Option(help="method to train by; `crosel info` lists them")] = None,
     preset: Annotated[str | None, typer.Option(help="settings that come with crosel, such as demo/digits")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,

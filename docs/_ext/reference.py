@@ -1,0 +1,109 @@
+"""The reference of commands and settings, written from the program itself while the site is built.
+
+A page holds a line `<!-- reference: NAME -->`, and what stands there in the end comes from the function of that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from sphinx.application import Sphinx
+
+_MARK = re.compile(r"^<!-- reference: (\w+) -->$", re.M)
+
+
+def commands() -> str:
+    """Every verb with its arguments and options."""
+    from crosel.cli import app
+
+    return "\n".join(_command(typer.main.get_command(app), "crosel"))
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
+    if hasattr(command, "commands"):
+        for child in command.commands.values():
+            yield from _command(child, f"{name} {child.name}")
+        return
+    shown = [p for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
+    arguments = [p for p in shown if p.param_type_name == "argument"]
+    usage = "".join(f" {_metavar(p)}" for p in arguments)
+    yield f"## `{name}`\n\n{command.help}\n\n```text\n{name}{usage} [OPTIONS]\n```\n"
+    if shown:
+        yield "| argument or option | what | default |\n|---|---|---|"
+        for p in shown:
+            names = f"`{_metavar(p)}`" if p in arguments else ", ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
+            yield f"| {names} | {_cell(p.help or '')} | {_default(p)} |"
+        yield ""
+
+
+def _metavar(argument: Any) -> str:
+    name = argument.name.upper() + ("…" if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "needed"
+    if parameter.default in (None, False, "", [], ()):
+        return ""
+    return f"`{parameter.default}`"
+
+
+def settings() -> str:
+    """Every setting that `--set` and YAML files know, section by section, methods last."""
+    from crosel.config import RunConfig
+    from crosel.methods import methods
+
+    sections = {
+        name: field.annotation
+        for name, field in RunConfig.model_fields.items()
+        if name != "method" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    parts = [_section(name.capitalize(), name, model) for name, model in sections.items()]
+    parts += [_section(f"Method: {name}", "method", method.Settings) for name, method in methods().items()]
+    return "\n".join(parts)
+
+
+def _section(title: str, prefix: str, model: type[BaseModel]) -> str:
+    rows = [
+        f"| `{prefix}.{name}` | {_value(field)} | {_cell(field.description or '')} |"
+        for name, field in model.model_fields.items()
+        if (prefix, name) != ("method", "name")
+    ]
+    return "\n".join([f"## {title}\n", "| setting | default (others) | what |\n|---|---|---|", *rows, ""])
+
+
+def _value(field: Any) -> str:
+    default = field.get_default(call_default_factory=True)
+    shown = "needed" if default is PydanticUndefined else "" if default is None else f"`{_plain(default)}`"
+    shown = shown.replace("|", "\\|")
+    choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
+    others = ", ".join(f"`{c}`" for c in choices if c != default)
+    return f"{shown} ({others})" if others else shown
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+
+
+_REFERENCES = {"commands": commands, "settings": settings}
+
+
+def _fill(app: Sphinx, name: str, source: list[str]) -> None:
+    source[0] = _MARK.sub(lambda mark: _REFERENCES[mark[1]](), source[0])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("source-read", _fill)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

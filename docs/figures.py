@@ -1,0 +1,176 @@
+"""Draw the figures of the docs from the runs under results/: `python docs/figures.py` writes docs/images/*.svg.
+
+Plain SVG, so that the same runs give the same bytes: a test draws them again and compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import fmean
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "results"
+WIDTH, HEIGHT = 720, 360
+LEFT, RIGHT, TOP, BOTTOM = 58, 20, 78, 46
+COLOURS = ("#0b66c3", "#c2410c", "#15803d", "#7e22ce", "#57534e")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 4")  # lines can be told apart without colours too
+
+Row = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    points: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    source: str  # where under results/ the numbers are
+    lines: Sequence[Line]
+    top: float  # the y axis goes from 0 (or `bottom`) to here
+    bottom: float = 0.0
+    percent: bool = True
+    mark: tuple[float, str] | None = None  # a vertical line: epoch, text
+
+
+def rows(run: str) -> list[Row]:
+    text = (RESULTS / run / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def line(name: str, run: Sequence[Row], metric: str) -> Line:
+    return Line(name, [(float(r["epoch"]), float(r[metric])) for r in run if r.get(metric) is not None])
+
+
+def mean_line(name: str, runs: Sequence[Sequence[Row]], metric: str) -> Line:
+    """The mean over seeds, epoch by epoch."""
+    together = zip(*runs, strict=True)
+    return Line(name, [(float(r[0]["epoch"]), fmean(float(x[metric]) for x in r)) for r in together])
+
+
+def end_of_warm_up(run: Sequence[Row]) -> tuple[float, str]:
+    return sum(r["phase"] == "warm-up" for r in run) + 0.5, "warm-up ends"
+
+
+# --- the figures ----------------------------------------------------------------------------------------------------
+
+
+def figures() -> dict[str, Figure]:
+    cifar = rows("cifar10-q0.5/crosel-seed0")
+    selecting = [row for row in cifar if row["phase"] == "selection"]
+    mark = end_of_warm_up(cifar)
+    digits = {q: [rows(f"digits-q{q}/crosel-seed{seed}") for seed in range(3)] for q in ("0.3", "0.5")}
+    study = {name: rows(f"cifar10-q0.5-study/{name}") for name in "ABCD"}
+    return {
+        "selection": Figure(
+            "CIFAR-10, q = 0.5: what one run selects, and how right it is", "cifar10-q0.5/crosel-seed0",
+            [line("S-acc", cifar, "oracle_selection_accuracy"),
+             line("covering rate", cifar, "covering_rate"), line("test accuracy", cifar, "test_accuracy"),
+             line("S-ratio", cifar, "selection_ratio")], 1, mark=mark,
+        ),
+        "losses": Figure(
+            "The same run: the weight of co-mix falls as more is selected", "cifar10-q0.5/crosel-seed0",
+            [line("λ_d", selecting, "lambda_d"), line("co-mix loss", cifar, "loss_comix"),
+             line("loss on selected labels", cifar, "loss_selected")], 2.0, percent=False, mark=mark,
+        ),
+        "methods": Figure(
+            "CIFAR-10, q = 0.5: test accuracy of three methods", "cifar10-q0.5",
+            [line(title, rows(f"cifar10-q0.5/{name}-seed0"), "test_accuracy")
+             for name, title in (("crosel", "CroSel"), ("proden", "PRODEN"), ("cc", "CC"))], 1, bottom=0.25,
+        ),
+        "ambiguity": Figure(
+            "Digits: share selected, mean of three seeds", "digits-q0.3, digits-q0.5",
+            [mean_line(f"q = {q}", runs, "selection_ratio") for q, runs in digits.items()], 1,
+            mark=end_of_warm_up(digits["0.3"][0]),
+        ),
+        "study": Figure(
+            "Share selected under four settings (CIFAR-10, 24 epochs)", "cifar10-q0.5-study",
+            [line(f"{name}: {what}", study[name], "selection_ratio") for name, what in (
+                ("A", "T = 1, λ_cr = 4"), ("B", "T 1 → 0.5, λ_cr = 1"), ("C", "as B, γ from 0.6"),
+                ("D", "T = 0.5, γ from 0.6"))], 1, mark=end_of_warm_up(study["A"]),
+        ),
+    }  # fmt: skip
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------
+
+
+def draw(figure: Figure) -> str:
+    last = max(x for each in figure.lines for x, _ in each.points)
+    values = [y for each in figure.lines for _, y in each.points]
+    assert figure.bottom <= min(values) <= max(values) <= figure.top, f"{figure.title}: a line leaves the frame"
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
+        share = (y - figure.bottom) / (figure.top - figure.bottom)
+        return LEFT + (x - 1) / (last - 1) * (right - LEFT), low - share * (low - TOP)
+
+    ends = "; ".join(f"{each.name} ends at {_number(each.points[-1][1], figure.percent)}" for each in figure.lines)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="sans-serif" '
+        f'font-size="13" fill="#1c1917">',
+        f"<title>{escape(figure.title)}: {escape(ends)}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(figure.title)}</text>',
+        *_axes(figure, int(last), at),
+        *_legend(figure),
+    ]
+    for i, each in enumerate(figure.lines):
+        points = " ".join("{:.1f},{:.1f}".format(*at(*point)) for point in each.points)
+        parts.append(f'<polyline points="{points}" {_stroke(i)}/>')
+    parts.append(
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end" font-size="11" fill="#78716c">'
+        f"results/{escape(figure.source)}</text></svg>\n"
+    )
+    return "\n".join(parts)
+
+
+def _axes(figure: Figure, last: int, at) -> Iterator[str]:  # type: ignore[no-untyped-def]
+    steps = 3 if figure.bottom else 4
+    for i in range(steps + 1):
+        value = figure.bottom + (figure.top - figure.bottom) * i / steps
+        _, y = at(1, value)
+        yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e7e5e4"/>'
+        text = f"{100 * value:.0f} %" if figure.percent else f"{value:.1f}"
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    for epoch in [1, *range(10, last + 1, 10)]:
+        x, y = at(epoch, figure.bottom)
+        yield f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{epoch}</text>'
+    yield f'<text x="{LEFT}" y="{HEIGHT - 8}">epoch</text>'
+    if figure.mark:
+        x, y = at(figure.mark[0], figure.bottom)
+        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{y:.1f}" stroke="#a8a29e" stroke-dasharray="4 4"/>'
+        text = f'<text x="{x:.1f}" y="{TOP - 8}" text-anchor="middle" font-size="12" fill="#57534e">'
+        yield f"{text}{figure.mark[1]}</text>"
+
+
+def _legend(figure: Figure) -> Iterator[str]:
+    room = (WIDTH - LEFT - RIGHT) / len(figure.lines)
+    for i, each in enumerate(figure.lines):
+        x = LEFT + i * room
+        yield f'<line x1="{x:.1f}" x2="{x + 22:.1f}" y1="44" y2="44" {_stroke(i)}/>'
+        yield f'<text x="{x + 27:.1f}" y="48" font-size="12">{escape(each.name)}</text>'
+
+
+def _stroke(i: int) -> str:
+    dash = f' stroke-dasharray="{DASHES[i]}"' if DASHES[i] else ""
+    return f'fill="none" stroke="{COLOURS[i]}" stroke-width="2.2"{dash}'
+
+
+def _number(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f} %" if percent else f"{value:.2f}"
+
+
+def main() -> None:
+    for name, figure in figures().items():
+        (DOCS / "images" / f"{name}.svg").write_text(draw(figure), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Every code block of README, CONTRIBUTING and docs runs as it stands, page by page, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from _blocks import PAGES, ROOT, SHOWN, Block, Reader, blocks_of, check_output, commands, goes_on_from
+
+from crosel.methods import base, methods
+
+# Blocks that the tests leave alone, each with its reason beside it on the page. A new one needs a decision here.
+NOT_RUN = {
+    "README.md": 1,  # installing
+    "docs/labels.md": 1,  # cleanlab
+    "docs/missing-truth.md": 1,  # 21 runs
+    "docs/reproduce.md": 3,  # downloads, hours of a GPU
+    "docs/tutorial.md": 2,  # installing; a page that waits for people
+}
+
+Follow = Callable[[str], Reader]
+
+
+@pytest.fixture(scope="module")
+def follow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follow]:
+    """Follow a page once; pages that go on from another begin with a copy of its folder."""
+    done: dict[str, Reader] = {}
+    before, known = Path.cwd(), dict(methods())
+
+    def follow_page(page: str) -> Reader:
+        if page not in done:
+            first = goes_on_from(page)
+            earlier = follow_page(first) if first else None
+            folder = tmp_path_factory.mktemp(Path(page).stem)
+            if earlier:
+                shutil.copytree(earlier.folder, folder, symlinks=True, dirs_exist_ok=True)
+            else:
+                (folder / "results").symlink_to(ROOT / "results")  # as in a clone
+            os.chdir(folder)
+            reader = Reader(folder)
+            for block in blocks_of(page):
+                reader.follow(block)
+            done[page] = reader
+        return done[page]
+
+    yield follow_page
+    os.chdir(before)
+    base._METHODS.clear()
+    base._METHODS.update(known)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)])
+def test_blocks_run(page: str, follow: Follow) -> None:
+    reader = follow(page)
+    if page == "CONTRIBUTING.md":
+        assert "average" in methods()
+    if page == "README.md":
+        assert (reader.names["clf"].transduction_ == reader.names["y"]).mean() > 0.9
+
+
+def test_blocks_are_of_known_kinds() -> None:
+    for block in (b for page in PAGES for b in blocks_of(page)):
+        assert block.language in {"python", "console", *SHOWN}, f"{block.place}: say what kind of block this is"
+        if block.language in SHOWN:
+            first = block.code.split(maxsplit=1)[0]
+            assert first not in {"$", "crosel", "python", "make", "pip"}, f"{block.place}: commands go into 'console'"
+
+
+def test_blocks_that_are_not_run_are_counted() -> None:
+    left = Counter(block.page for page in PAGES for block in blocks_of(page) if block.not_run is not None)
+    assert left == NOT_RUN
+
+
+def test_links_outside_the_site_lead_somewhere() -> None:
+    """README and CONTRIBUTING are read where they are; links within the site are checked in test_site.py."""
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md"):
+        prose = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+            if not target.startswith(("http:", "https:")):
+                assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_a_wrong_page_is_found() -> None:
+    def block(language: str, code: str) -> Block:
+        return Block("page.md", 1, language, "", code, None)
+
+    reader = Reader(Path.cwd())
+    with pytest.raises(ZeroDivisionError):
+        reader.follow(block("python", "1 / 0"))
+    with pytest.raises(AssertionError, match="no-such-verb"):
+        reader.follow(block("console", "$ crosel no-such-verb\n"))
+    with pytest.raises(AssertionError, match="the page shows"):
+        reader.follow(block("console", "$ echo one\ntwo\n"))
+    with pytest.raises(AssertionError, match=r"shows 90\.0 %"):
+        check_output("page.md", ["accuracy 90.0 %"], "accuracy 80.0 %")
+    check_output("page.md", ["accuracy 90.0 %", "…", "in … s"], "accuracy 91.2 %\nso many\nin 3 s\n")
+    assert commands(block("console", "$ echo a \\\n  b\na b\n")) == [("echo a    b", ["a b"])]
