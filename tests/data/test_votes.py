@@ -177,6 +177,22 @@ def test_label_studio(tmp_path):
     }
 
 
+def test_label_studio_with_two_kinds_of_choices(tmp_path):
+    """A project that asks for species and quality: which of them are the labels must be said."""
+    picture(tmp_path / "a.png")
+    both = task(1, ["cat"])
+    (annotation,) = both["annotations"]
+    annotation["result"][0]["from_name"] = "species"
+    annotation["result"].append({"from_name": "quality", "value": {"choices": ["blurred"]}})
+    path = export(tmp_path, both)
+    assert "under the names 'quality', 'species'; say which of them are the labels: --set data.choices=" in refused(
+        path
+    )
+    assert read(path, choices="species").classes == ("cat",)
+    assert read(path, choices="quality").classes == ("blurred",)
+    assert "not one of 1 tasks has a choice under the name 'sort'" in refused(path, choices="sort")
+
+
 def test_label_studio_without_images_is_joined_by_id(tmp_path):
     text = task(1, ["cat"])
     text["data"] = {"text": "a sentence"}

@@ -45,8 +45,8 @@ def _find_image(data: dict[str, Any]) -> str | None:
     return None
 
 
-def _choices(annotation: dict[str, Any], place: str) -> list[str]:
-    """The labels an annotator ticked, each once."""
+def _choices(annotation: dict[str, Any], place: str, wanted: str | None, fields: set[str]) -> list[str]:
+    """The labels an annotator ticked, each once; `fields` gathers under which names of the labelling config."""
     results = annotation.get("result")
     if not isinstance(results, list):
         raise UserError(f"{place}: an annotation has no list 'result'")
@@ -58,6 +58,10 @@ def _choices(annotation: dict[str, Any], place: str) -> list[str]:
             continue
         if not isinstance(choices, list):
             raise UserError(f"{place}: 'choices' is no list")
+        field = str(result.get("from_name", ""))
+        fields.add(field)
+        if wanted is not None and field != wanted:
+            continue
         try:
             names += [label_name(choice) for choice in choices]
         except ValueError as error:
@@ -76,6 +80,7 @@ def read_label_studio(path: Path, settings: DataSettings, progress: Progress | N
     places: list[str] = []
     votes: list[tuple[int, str, int, str]] = []
     seen: dict[str, int] = {}
+    fields: set[str] = set()
     for number, task in enumerate(tasks, 1):
         place = f"{path}, task {number}"
         annotations = task.get("annotations", task.get("completions")) if isinstance(task, dict) else None
@@ -96,7 +101,7 @@ def read_label_studio(path: Path, settings: DataSettings, progress: Progress | N
             if annotation.get("was_cancelled") or annotation.get("skipped"):
                 left_out["skipped or cancelled annotations"] += 1
                 continue
-            labels = _choices(annotation, place)
+            labels = _choices(annotation, place, settings.choices, fields)
             if not labels:
                 left_out["annotations without a choice"] += 1
             ticked += labels
@@ -110,8 +115,15 @@ def read_label_studio(path: Path, settings: DataSettings, progress: Progress | N
         names.append(name)
         images.append(_image_text(image or "", root))
         places.append(place)
+    if len(fields) > 1 and settings.choices is None:
+        first, *others = sorted(fields)
+        raise UserError(
+            f"{path}: choices stand under the names {', '.join(map(shown, (first, *others[:4])))}; "
+            f"say which of them are the labels: --set data.choices={first or others[0]}"
+        )
     if not names:
-        raise UserError(f"{path}: not one of {len(tasks)} tasks has a choice")
+        under = f" under the name {shown(settings.choices)}" if settings.choices is not None else ""
+        raise UserError(f"{path}: not one of {len(tasks)} tasks has a choice{under}")
     notes = [f"{what}, left out: {count}" for what, count in left_out.items()]
     inputs = join_inputs(names, places.__getitem__, path, settings, progress, None, images)
     table = _Places(path, range(len(names)), {}, {})

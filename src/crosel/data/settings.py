@@ -24,6 +24,7 @@ class DataSettings(BaseModel):
     classes: tuple[str, ...] | None = Field(None, description="names and order of the classes; default: those found")
     format: Format = Field("auto", description="what a csv file holds, where its header does not tell")
     separator: str = Field("|", min_length=1, max_length=8, description="what stands between the labels of a csv cell")
+    choices: str | None = Field(None, description="Label Studio: name of the choices that are the labels, of several")
     test_share: float = Field(0, ge=0, lt=1, description="share held out for testing, for data without a test set")
     split_seed: int = Field(0, ge=0, lt=2**63, description="decides which examples are held out")
     cache: bool = Field(True, description="keep decoded images in .crosel-cache beside the file")
