@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import traceback
 import warnings
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 
 class Result(NamedTuple):
@@ -66,6 +68,15 @@ def small_arrays(n: int = 96, images: bool = True, seed: int = 0, test: int = 64
     return {
         "x": x[:n], "candidates": uniform(y[:n], 10, 0.3, seed), "y": y[:n], "x_test": x[n:], "y_test": y[n:],
     }  # fmt: skip
+
+
+def real_data(name: str) -> Path:
+    """The folder that holds a published file or folder, where CROSEL_TEST_DATA says it is; else the test is skipped."""
+    root = Path(os.environ.get("CROSEL_TEST_DATA", "nowhere"))
+    for folder in (root, root / "realworld"):
+        if (folder / name).exists():
+            return folder
+    pytest.skip(f"set CROSEL_TEST_DATA to a folder that holds {name}")
 
 
 class TinyRun(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import scipy.io
 import scipy.sparse
 from _files import put, read, refused
+from _support import real_data
 
 from crosel.data import load
 from crosel.errors import UserError
@@ -126,34 +126,26 @@ def test_svhn_as_published(tmp_path):
 # --- the real files, where the environment says they are ----------------------------------------------------------
 
 
-def real(name: str) -> Path:
-    root = Path(os.environ.get("CROSEL_TEST_DATA", "nowhere"))
-    for path in (root / name, root / "realworld" / name):
-        if path.exists():
-            return path
-    pytest.skip(f"set CROSEL_TEST_DATA to a folder that holds {name}")
-
-
 @pytest.mark.parametrize(
     ("name", "n", "d", "k", "mean_size"),
     [("lost", 1122, 108, 16, 2.23), ("MSRCv2", 1758, 48, 23, 3.16), ("BirdSong", 4998, 38, 13, 2.18)],
 )
 def test_real_palm(name, n, d, k, mean_size):
-    data = read(real(f"{name}.mat"))
+    data = read(real_data(f"{name}.mat") / f"{name}.mat")
     assert (data.x.shape, len(data.classes)) == ((n, d), k)
     assert data.candidates.sum() / n == pytest.approx(mean_size, abs=0.005)
     assert data.candidates[np.arange(n), data.y].all()
 
 
 def test_real_svhn():
-    data = load("svhn", real("test_32x32.mat").parent)
+    data = load("svhn", real_data("test_32x32.mat"))
     assert data.x_test.shape == (26_032, 3, 32, 32)
     assert np.bincount(data.y_test).tolist() == [1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595]
 
 
 def test_real_coarse_labels():
-    data = load("cifar100-coarse", real("cifar-100-python").parent)
+    data = load("cifar100-coarse", real_data("cifar-100-python"))
     assert np.bincount(data.y).tolist() == [2500] * 20
     assert (data.classes[0], data.classes[-1]) == ("aquatic_mammals", "vehicles_2")
-    fine = load("cifar100", real("cifar-100-python").parent)
+    fine = load("cifar100", real_data("cifar-100-python"))
     assert np.array_equal(np.array(fine.groups)[fine.y], data.y)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _published import as_published
-from _support import CroselCli, small_arrays
+from _support import CroselCli, real_data, small_arrays
 from PIL import Image
 
 N, K = 40, 10
@@ -288,3 +288,30 @@ def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digit
         assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
         assert says in refused.err
     assert not (tmp_path / "m.json").exists()
+
+
+# --- the real files, where the environment says they are ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "n", "preset"), [("lost", 1010, "features-linear"), ("MSRCv2", 1582, "features")])
+def test_real_candidate_labels(name: str, n: int, preset: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    folder = real_data(f"{name}.mat")
+    few = ("--set", "train.epochs=6", "--set", "data.test_share=0.1", "--device", "cpu")
+    trained = crosel_cli(
+        "train", f"{name}.mat", "--data", folder, "--preset", f"own/{preset}", *few, "--out", tmp_path / "run"
+    )
+    assert trained.code == 0, trained.err
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_accuracy"] > 0.3
+    assert len((tmp_path / "run" / "labels.csv").read_text().splitlines()) == n + 1
+
+
+def test_real_cifar10(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    folder = real_data("cifar-10-batches-py")
+    told = crosel_cli(
+        "candidates", "cifar10", "--data", folder, "--rule", "uniform:q=0.5", "--out", tmp_path / "c.npz", "--json"
+    )
+    assert told.code == 0, told.err
+    summary = json.loads(told.out)
+    assert (summary["n"], summary["k"], summary["n_test"], summary["missing"]) == (50_000, 10, 10_000, 0)
+    assert summary["mean_size"] == pytest.approx(5.5, abs=0.05)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from _published import as_published
+from _support import real_data
 
 from crosel.augment import AugmentSettings, make_views
 from crosel.data import draw_candidates, load
@@ -663,14 +664,6 @@ def test_damaged_cifar100(file, content, tmp_path):
         read_cifar100(folder)
 
 
-def real(name: str) -> Path:
-    """A folder of the published files, where the environment says they are."""
-    root = os.environ.get("CROSEL_TEST_DATA")
-    if not root or not (Path(root) / name).is_dir():
-        pytest.skip(f"set CROSEL_TEST_DATA to a folder that holds {name}")
-    return Path(root)
-
-
 def assert_published_statistics(data: Dataset) -> None:
     normalise = Normaliser.of(make_dataset(data.x.transpose(0, 2, 3, 1), y=data.y))
     np.testing.assert_allclose(normalise.mean.flatten().numpy(), data.mean, atol=1e-3)
@@ -678,7 +671,7 @@ def assert_published_statistics(data: Dataset) -> None:
 
 
 def test_real_cifar10():
-    data = load("cifar10", real("cifar-10-batches-py"))
+    data = load("cifar10", real_data("cifar-10-batches-py"))
     assert (data.x.shape, data.x_test.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
     assert data.classes == (
         "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -689,7 +682,7 @@ def test_real_cifar10():
 
 
 def test_real_cifar100():
-    data = load("cifar100", real("cifar-100-python"))
+    data = load("cifar100", real_data("cifar-100-python"))
     assert (data.x.shape, data.x_test.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
     assert (data.classes[0], data.classes[-1]) == ("apple", "worm")
     assert np.bincount(data.groups).tolist() == [5] * 20
