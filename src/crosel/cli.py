@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from crosel.errors import Diverged, Interrupted, UserError
+from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError
 
 app = typer.Typer(
     name="crosel", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -58,26 +58,36 @@ def train(
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
-    """Train one run into a run folder."""
-    from crosel.config import build_config
+    """Train one run into a run folder. Under torchrun, several processes share the work."""
+    from crosel.config import RunConfig, build_config
     from crosel.console import Console
+    from crosel.distributed import joined
     from crosel.run import RunFolder
     from crosel.runner import train_run
     from crosel.session import pick_device
 
-    if source is None and config is None and preset is None:
-        if not (resume and out):
-            raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
-        folder = RunFolder(out)
-        folder.read_config()  # says what is wrong with the folder, if anything
-        config = folder / "config.yaml"
     values: dict[str, Any] = {
         "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
         "method": {"name": method} if method else None,
     }  # fmt: skip
-    built = build_config(preset=preset, file=config, settings=set_ or (), values=values)
-    out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
-    session = train_run(built, out, pick_device(device), resume, Console(), trust_code, corrections)
+
+    def build() -> RunConfig:
+        file = config
+        if source is None and config is None and preset is None:
+            if not (resume and out):
+                raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
+            folder = RunFolder(out)
+            folder.read_config()  # says what is wrong with the folder, if anything
+            file = folder / "config.yaml"
+        return build_config(preset=preset, file=file, settings=set_ or (), values=values)
+
+    with joined(pick_device(device)) as (world, place):
+        built = world.begin(build, lambda made: made, lambda told: told)
+        out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
+        console = Console(quiet=world.rank > 0)
+        session = train_run(built, out, place, resume, console, trust_code, corrections, world)
+    if world.rank:
+        return
     row = session.progress.rows[-1]
     if "test_accuracy" in row:
         typer.echo(f"test accuracy {100 * row['test_accuracy']:.2f} % (last epoch)")
@@ -332,6 +342,10 @@ def main() -> None:
         _fail(str(error), 2)
     except Interrupted as stopped:
         _fail(str(stopped), 130)
+    except RankLost as lost:
+        _fail(str(lost), 1)
+    except Elsewhere as ended:
+        raise SystemExit(ended.code) from None
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)
     except BrokenPipeError:  # whoever read our output has gone; Python must not try to flush it again

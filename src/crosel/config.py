@@ -39,6 +39,9 @@ class TrainSettings(BaseModel):
     refresh: int = Field(
         0, ge=0, description="chunks of plain training examples from which batch norm is refreshed before the passes"
     )
+    batch_norm: Literal["average", "synchronise"] = Field(
+        "average", description="with several ranks: average running statistics every epoch, or share each batch's"
+    )
     evaluate_every: int = Field(1, ge=1, description="epochs between test passes; the last epoch always has one")
     eval_batch_size: int = Field(1024, ge=1, description="examples in a chunk of the passes without gradient")
     bad_batches: Literal["stop", "skip"] = Field(

@@ -20,6 +20,18 @@ class Diverged(RuntimeError):  # noqa: N818
     ids: tuple[str, ...] = ()  # of the examples in the first bad batch
 
 
+class RankLost(RuntimeError):  # noqa: N818
+    """Another process of the same run has ended; the last checkpoint is good. Exit code 1."""
+
+
+class Elsewhere(Exception):  # noqa: N818
+    """The run ends because of what rank 0 has found and says; other ranks only take its exit code."""
+
+    def __init__(self, code: int = 2) -> None:
+        super().__init__(f"rank 0 has ended the run with exit code {code}")
+        self.code = code
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the nearest known name, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -51,6 +51,7 @@ class Undo:
     def unless_finite(self, objective: Tensor) -> Tensor:
         """Put everything back if the loss or what the step made of the state is not finite. Returns a bool: it was."""
         good = torch.isfinite(objective.detach()) & all_finite(t for t, _ in self.saved)
+        good = self.session.world.every(good)
         for now, before in self.saved:
             torch.where(good, now, before, out=now)
         for p, now in self._buffers():

@@ -5,15 +5,19 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
+from crosel.checkpoint import Checkpoint
 from crosel.config import RunConfig
 from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, with_classes_of
+from crosel.distributed import ONE, World
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels
 from crosel.memory import check_budget, one_line_when_out_of_memory
@@ -41,9 +45,9 @@ class StopFlag:
 
 
 @contextmanager
-def stop_signals() -> Iterator[StopFlag]:
+def stop_signals(flag: StopFlag | None = None) -> Iterator[StopFlag]:
     """Catch Ctrl-C and SIGTERM for the length of a run (only the main thread may)."""
-    flag = StopFlag()
+    flag = flag or StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
@@ -63,30 +67,42 @@ def train_run(
     console: Console | None = None,
     trust_code: bool = False,
     corrections: Path | None = None,
+    world: World = ONE,
 ) -> Session:
     """Train into a run folder; with `resume`, go on with the run that is there, if there is one.
 
     `trust_code` lets a network named `module:factory` be imported. `corrections` is a file of known labels, as a review
-    leaves it: their examples get a candidate set of that one label.
+    leaves it: their examples get a candidate set of that one label. Of several ranks only the first looks at the run
+    folder, and the others begin with what it tells them.
     """
     console = console or Console(quiet=True)
-    folder = RunFolder(out)
+    folder, stop = RunFolder(out), StopFlag()
     try:
-        with folder.locked():
-            folder.check_can_hold(resume)
-            data = load_data(config, progress=console.on_images)
-            for note in data.notes:
-                console.say(note)
-            config = with_full_paths(resolve(config, data))
-            train = config.train
-            with stop_signals() as stop, one_line_when_out_of_memory(train.batch_size, device, train.data_on):
-                session = _open(folder, config, data, device, console, trust_code, corrections)
-                if folder.is_done:
-                    console.say(f"{out} is finished already")
-                else:
-                    fit(session, (folder, console), stop)
-                    finish(folder, session)
-                return session
+        with ExitStack() as held:
+
+            def lead() -> Session:
+                held.enter_context(folder.locked())
+                folder.check_can_hold(resume or world.restarted)
+                data = load_data(config, progress=console.on_images)
+                for note in data.notes:
+                    console.say(note)
+                full = with_full_paths(resolve(config, data))
+                _guard(held, stop, full, device)
+                return _open(folder, full, data, device, console, trust_code, corrections, world)
+
+            def follow(start: Start) -> Session:
+                _guard(held, stop, start[0], device)
+                return _follow(start, device, trust_code, world)
+
+            session = world.begin(lead, _start, follow)
+            if world.rank:
+                fit(session, (), stop)
+            elif folder.is_done:
+                console.say(f"{out} is finished already")
+            else:
+                fit(session, (folder, console), stop)
+                finish(folder, session)
+            return session
     except Interrupted:
         raise Interrupted(f"stopped; the state is saved. Go on with: crosel train --resume --out {out}") from None
     finally:
@@ -101,13 +117,14 @@ def _open(
     console: Console,
     trust_code: bool,
     corrections: Path | None,
+    world: World,
 ) -> Session:
     if not folder.exists:
         data = draw_candidates(data, config.candidates, config.seed)
         known = read_corrections(corrections, data) if corrections else {}
         data = apply_corrections(data, known)
         # Before anything is written: it may refuse the config.
-        session = build_session(config, data, device, trust_code=trust_code)
+        session = build_session(config, data, device, trust_code=trust_code, world=world)
         check_budget(session)
         folder.create(config, data, command_line(), corrected=sorted(known))
         return session
@@ -115,11 +132,34 @@ def _open(
         raise UserError(f"{folder.path} was begun with its own labels; to use corrections, choose another --out")
     folder.take_config(config)
     data = folder.with_candidates(with_classes_of(data, config.candidates))
-    session = build_session(config, data, device, trust_code=trust_code)
+    session = build_session(config, data, device, trust_code=trust_code, world=world)
     for line in folder.restore(session):
         console.say(line)
     if not folder.is_done:
         check_budget(session)
+    return session
+
+
+def _guard(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.device) -> None:
+    """What holds from here to the end of the run: signals wait for the end of a step, too little memory is one line."""
+    held.enter_context(stop_signals(stop))
+    held.enter_context(one_line_when_out_of_memory(config.train.batch_size, device, config.train.data_on))
+
+
+Start = tuple[RunConfig, Any, dict[str, Any], dict[str, Any]]  # config, candidate sets, and a checkpoint's two halves
+
+
+def _start(session: Session) -> Start:
+    """What another rank needs to stand where this one does; it has the data from its own disk."""
+    tensors, state = session.state()
+    return session.config, session.data.candidates, {name: t.cpu() for name, t in tensors.items()}, state
+
+
+def _follow(start: Start, device: torch.device, trust_code: bool, world: World) -> Session:
+    config, sets, tensors, state = start
+    data = replace(with_classes_of(load_data(config), config.candidates), candidates=sets)
+    session = build_session(config, data, device, trust_code=trust_code, world=world)
+    session.restore(Checkpoint(tensors, state))
     return session
 
 

@@ -21,6 +21,7 @@ from crosel.checkpoint import Checkpoint, prefixed, without_prefix
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
+from crosel.distributed import ONE, World, synchronise_norms
 from crosel.errors import UserError
 from crosel.memory import inputs_stay_on_host
 from crosel.methods.base import Method, Problem, find_method
@@ -52,6 +53,7 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     order: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
     epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
+    world: World = ONE  # the ranks that share the work
 
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
@@ -75,6 +77,13 @@ class Session:
         self.method.eval()
         with self.average.in_place() if self.average else nullcontext():
             yield
+
+    def statistics(self) -> list[Tensor]:
+        """Running statistics of batch norm, which each rank takes from its own rows."""
+        tensors = dict(self.method.named_buffers()) | prefixed(
+            "average", self.average.state_dict() if self.average else {}
+        )
+        return [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -163,6 +172,7 @@ def build_session(
     device: torch.device,
     make_network: NetworkFactory | None = None,
     trust_code: bool = False,
+    world: World = ONE,
 ) -> Session:
     """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
     `module:factory` imports code, which needs `trust_code`."""
@@ -170,6 +180,11 @@ def build_session(
     classes = len(data.classes)
     factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code)
     batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
+    if batch_size < 2 * world.size:
+        raise UserError(
+            f"a step has {batch_size} examples and there are {world.size} ranks: each needs two or more; "
+            "raise train.batch_size or start fewer processes"
+        )
     steps = math.ceil(data.n / batch_size)
     problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, steps)
     method_class = find_method(config.method.name)
@@ -179,14 +194,17 @@ def build_session(
     if data.is_image:
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     check_network(method, data, device)
+    method.world = world
+    if world.size > 1 and config.train.batch_norm == "synchronise":
+        synchronise_norms(method, world)
     normalise = Normaliser.of(data).to(device)
     return Session(
         config, data, device, method, normalise,
         TrainingTensors(
             data, make_views(data.shape, config.augment), normalise, device,
-            on_host=inputs_stay_on_host(config.train.data_on, data.x.nbytes, device),
+            on_host=inputs_stay_on_host(config.train.data_on, data.x.nbytes, device), world=world,
         ),
-        torch.Generator(device).manual_seed(config.seed), steps, batch_size,
+        torch.Generator(device).manual_seed(config.seed), steps, batch_size, world=world,
     )  # fmt: skip
 
 

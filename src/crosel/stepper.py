@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crosel import finite
-from crosel.methods.base import Losses, Stream
+from crosel.methods.base import Stream
 from crosel.session import Session, computing, deterministic
 
 _EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
@@ -24,7 +24,9 @@ class Stepper:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.records = session.device.type == "cuda" and session.config.train.cuda_graphs
+        # With several ranks a step holds messages; these are sent as they come, not recorded.
+        alone = session.world.size == 1
+        self.records = session.device.type == "cuda" and session.config.train.cuda_graphs and alone
         self._signature: Any = None
         self._eager_left = 0
         self._graph: Any = None
@@ -78,20 +80,27 @@ class Stepper:
         with computing(session.config, session.device):
             losses = session.method.loss(batches, session.generator)
         session.optimiser.zero_grad(set_to_none=True)
-        if losses.objective.requires_grad:  # nothing selected and no co-mix: nothing to learn from in this step
+        learns = losses.objective.requires_grad  # nothing selected and no co-mix: nothing to learn from in this step
+        if learns:
             with deterministic():
-                losses.objective.backward()  # type: ignore[no-untyped-call]
+                session.world.portion(losses.objective, session.batch_size).backward()  # type: ignore[no-untyped-call]
+        report = session.world.add_up(self._gradients, losses.report, session.batch_size)
+        if learns:
             session.optimiser.step()
         with torch.no_grad(), computing(session.config, session.device):
             session.method.after_step(batches)
-        self._report(losses, undo)
+        self._report(losses.objective, report, undo)
         if session.average:
             session.average.update()
 
-    def _report(self, losses: Losses, undo: finite.Undo | None) -> None:
+    def _gradients(self) -> list[Tensor]:
+        groups = self.session.optimiser.param_groups
+        return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+
+    def _report(self, objective: Tensor, report: Mapping[str, Tensor], undo: finite.Undo | None) -> None:
         sums = self.session.progress.sums
-        good = undo.unless_finite(losses.objective) if undo else None
-        for name, value in losses.report.items():
+        good = undo.unless_finite(objective) if undo else None
+        for name, value in report.items():
             finite.add(sums, name, value if good is None else torch.where(good, value, torch.zeros_like(value)))
         if good is not None:
             finite.add(sums, finite.SKIPPED, ~good)

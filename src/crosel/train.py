@@ -53,7 +53,7 @@ def fit(
     session: Session, watchers: tuple[Watcher, ...] = (), stop_requested: Callable[[], bool] = lambda: False
 ) -> list[Row]:
     """Train to the last epoch, from wherever the session stands, and return the rows of metrics."""
-    settings, progress, method = session.config.train, session.progress, session.method
+    settings, progress, method, world = session.config.train, session.progress, session.method, session.world
     stepper = Stepper(session)
     while progress.epoch < settings.epochs:
         epoch = progress.epoch + 1
@@ -76,12 +76,14 @@ def fit(
                 loss = mean_loss(session, epoch)  # the only host sync inside an epoch
                 for watcher in watchers:
                     watcher.on_step(session, epoch, progress.step, loss)
-            if stop_requested() and progress.step < session.steps:
+            if world.any(stop_requested()) and progress.step < session.steps:
+                world.average(session.statistics(), session.batch_size)
                 mean_loss(session, epoch)  # what is not finite must not get into a checkpoint
                 progress.seconds = time.perf_counter() - started
                 for watcher in watchers:
                     watcher.on_state(session)
                 raise Interrupted
+        world.average(session.statistics(), session.batch_size)
         check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
         row = {
@@ -101,7 +103,7 @@ def fit(
         for watcher in watchers:
             watcher.on_state(session)
             watcher.on_epoch(session, row)
-        if stop_requested() and epoch < settings.epochs:
+        if world.any(stop_requested()) and epoch < settings.epochs:
             raise Interrupted
     return progress.rows
 
@@ -180,11 +182,11 @@ def refresh(session: Session) -> None:
 
 @torch.no_grad()
 def training_pass(session: Session) -> Row:
-    """Show the method its un-augmented training set, and measure what needs no true labels."""
+    """Show the method its un-augmented training set (each rank a part), and measure what needs no true labels."""
     method, x, chunk = session.method, session.train.x, session.config.train.eval_batch_size
-    sums = torch.zeros(2, device=session.device)
-    for start in range(0, len(x), chunk):
-        rows = slice(start, min(len(x), start + chunk))
+    sums, own = torch.zeros(2, device=session.device), session.world.rows(len(x))
+    for start in range(own.start, own.stop, chunk):
+        rows = slice(start, min(own.stop, start + chunk))
         with computing(session.config, session.device):
             outputs = method.outputs(session.normalise(x[rows].to(session.device)))
         method.observe(rows, outputs)
@@ -192,22 +194,21 @@ def training_pass(session: Session) -> Row:
         sums += (rows.stop - rows.start) * torch.stack(
             [metrics.covering_rate(p, sets), metrics.approximated_accuracy(p, sets)]
         )
-    covering, approximated = (sums / len(x)).tolist()
+    covering, approximated = (session.world.sum(sums) / len(x)).tolist()
     return {"covering_rate": covering, "approximated_accuracy": approximated}
 
 
 @torch.no_grad()
 def test_pass(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Row:
     """Accuracy of the combined prediction, and of each network alone where there are several."""
-    truth = torch.from_numpy(y).to(session.device)
-    right = None
-    for start, outputs in predict_chunks(session, x):
+    own = session.world.rows(len(x))
+    truth = torch.from_numpy(y[own]).to(session.device)
+    right = torch.zeros(len(session.method.networks) + 1, dtype=torch.int64, device=session.device)
+    for start, outputs in predict_chunks(session, x[own]):
         labels = truth[start : start + outputs.shape[1]]
         guesses = torch.cat([session.method.combine(outputs).argmax(1, keepdim=True).T, outputs.argmax(2)])
-        hits = (guesses == labels).sum(dim=1)
-        right = hits if right is None else right + hits
-    assert right is not None
-    together, *alone = (right / len(x)).tolist()
+        right = right + (guesses == labels).sum(dim=1)
+    together, *alone = (session.world.sum(right) / len(x)).tolist()
     row = {"test_accuracy": together}
     if len(alone) > 1:
         row |= {f"test_accuracy_{v + 1}": value for v, value in enumerate(alone)}

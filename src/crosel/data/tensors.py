@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crosel.augment import View
 from crosel.data.dataset import Dataset
 from crosel.data.host import HostRows
+from crosel.distributed import ONE, World
 from crosel.methods.base import Batch, Stream
 
 
@@ -86,12 +87,13 @@ class TrainingTensors:
         normalise: Normaliser,
         device: torch.device,
         on_host: bool = False,
+        world: World = ONE,
     ) -> None:
         self.x = torch.from_numpy(data.x)
         self.host = HostRows(self.x, device) if on_host else None
         if not on_host:
             self.x = self.x.to(device)
-        self.views, self.normalise = views, normalise
+        self.views, self.normalise, self.world = views, normalise, world
         self.everything = torch.arange(data.n, device=device)
 
     def epoch_indices(
@@ -103,7 +105,8 @@ class TrainingTensors:
             for name, s in streams.items()
         }
         if self.host is not None:
-            self.host.begin_epoch(tables)
+            own = self.world.rows(batch)
+            self.host.begin_epoch({name: table[:, own] for name, table in tables.items()})
         return tables
 
     def rows(self, index: Tensor) -> Tensor:
@@ -124,23 +127,29 @@ class TrainingTensors:
         """Gather raw examples (unless fetched) and make every wanted view; `name#2` is one more draw of view `name`.
 
         What several streams want of one view is made at once: on a GPU, many small operations cost their number.
+        Every rank draws for the whole batch, so that all generators stay in step, and makes its own rows of it.
         """
         if not indices:
             return {}
-        raw = torch.cat([fetched[name] for name in indices]) if fetched else self.x[torch.cat(list(indices.values()))]
+        own = {name: self.world.own(index) for name, index in indices.items()}
+        raw = torch.cat([fetched[name] for name in own]) if fetched else self.x[torch.cat(list(own.values()))]
         if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
             raw = self.normalise(raw)
-        rows = dict(zip(indices, torch.split(raw, [len(i) for i in indices.values()]), strict=True))
+        rows = dict(zip(own, torch.split(raw, [len(i) for i in own.values()]), strict=True))
         views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
         for view, wanted in _wishes(indices, streams).items():
-            sizes = [len(indices[name]) for name, _ in wanted]
             every = [name for name, _ in wanted] == list(indices)
-            seen = self.views[view](raw if every else torch.cat([rows[name] for name, _ in wanted]), generator)
+            draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
+            seen = self.views[view].apply(
+                raw if every else torch.cat([rows[name] for name, _ in wanted]),
+                {key: self.world.own(value, len(wanted)) for key, value in draw.items()},
+            )
             if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
                 seen = self.normalise(seen)
+            sizes = [len(own[name]) for name, _ in wanted]
             for (name, key), part in zip(wanted, torch.split(seen, sizes), strict=True):
                 views[name][key] = part
-        return {name: Batch(index, views[name]) for name, index in indices.items()}
+        return {name: Batch(own[name], views[name], everyone=index) for name, index in indices.items()}
 
 
 def _wishes(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, list[tuple[str, str]]]:

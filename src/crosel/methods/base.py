@@ -12,6 +12,13 @@ Rules that make checkpoints, resuming and CUDA graphs work for every method:
 * `loss` and `after_step` run on the device only: no `.item()`, no Python `if` on a tensor, static shapes. A number
   that changes between epochs is a 0-dim buffer set in `begin_epoch`; where the *code path* changes, `phase` changes.
 * All randomness comes from the generator that is passed in.
+
+And one that makes several processes learn what one does (`crosel.distributed`; with one process it changes nothing):
+
+* A batch holds this rank's rows of what was drawn. A loss is a mean over them. State is the same on every rank, so what
+  it is updated from is gathered first: `self.write(table, batch, rows)`, `self.everyone(values, batch)`. Numbers are
+  drawn for the whole batch (`len(batch.drawn)`), then `self.world.own` takes this rank's.
+* `observe` sees this rank's rows; `end_epoch` gathers what it made of them.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from crosel.distributed import ONE, World
 from crosel.errors import UserError, did_you_mean
 
 
@@ -66,6 +74,11 @@ class Batch:
 
     index: Tensor
     views: Mapping[str, Tensor]
+    everyone: Tensor | None = None  # positions of what was drawn for all ranks; None: there is but one
+
+    @property
+    def drawn(self) -> Tensor:
+        return self.index if self.everyone is None else self.everyone
 
     def __getitem__(self, view: str) -> Tensor:
         return self.views[view]
@@ -104,6 +117,7 @@ class Method(nn.Module):
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
 
     candidates: Tensor
+    world: World = ONE  # the ranks that share the work
 
     def __init__(
         self, settings: MethodSettings, problem: Problem, make_network: Callable[[], nn.Module], networks: int = 1
@@ -140,6 +154,16 @@ class Method(nn.Module):
     def metrics(self) -> dict[str, float]:
         """Return the method's own numbers for this epoch's line in `metrics.jsonl`. May synchronise."""
         return {}
+
+    # --- several ranks ----------------------------------------------------------------------------------------
+
+    def everyone(self, values: Tensor, batch: Batch, parts: int = 1) -> Tensor:
+        """Values of the whole batch that was drawn, from each rank's values of its own rows (of `parts` views)."""
+        return self.world.gather(values, len(batch.drawn), parts)
+
+    def write(self, table: Tensor, batch: Batch, rows: Tensor) -> None:
+        """Put this batch's rows into a table [n, ...], the other ranks' too."""
+        table[batch.drawn] = self.everyone(rows, batch)
 
     # --- prediction -------------------------------------------------------------------------------------------
 

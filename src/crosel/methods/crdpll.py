@@ -126,7 +126,7 @@ class CRDPLL(Method):
         supervised = supervised_loss(logits[0], candidates)
         consistency = consistency_loss(logits, self.weights[batch.index])
         loss = supervised + self.consistency * consistency
-        self.weights[batch.index] = consistent_targets(logits, candidates)
+        self.write(self.weights, batch, consistent_targets(logits, candidates))
         parts = {"loss": loss, "loss_supervised": supervised, "loss_consistency": consistency}
         return Losses(loss, {name: part.detach() for name, part in parts.items()})
 

@@ -287,10 +287,14 @@ class CroSel(Method):
             # Crossed: the weak view learns what the network says of the strong one, and the other way round.
             targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
                                  comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
-            weight = mixing_weight(self.settings.alpha, len(x) if self.settings.mix_per_pair else 1, generator)
+            # Partners come from the whole batch, so mixing is done on that of all ranks.
+            total = 2 * len(batch.drawn)
+            weight = mixing_weight(self.settings.alpha, total if self.settings.mix_per_pair else 1, generator)
             # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.
-            partner = torch.rand(len(x), generator=generator, device=generator.device).argsort()
-            x, targets = mix(x, partner, weight), mix(targets, partner, weight)
+            partner = torch.rand(total, generator=generator, device=generator.device).argsort()
+            x, targets = (
+                self.world.own(mix(self.everyone(values, batch, 2), partner, weight), 2) for values in (x, targets)
+            )
         return soft_cross_entropy(network(x), targets)
 
     def observe(self, rows: slice, outputs: Tensor) -> None:
@@ -302,7 +306,12 @@ class CroSel(Method):
             bank.write(rows, torch.softmax(logits.float(), dim=1))
 
     def end_epoch(self, epoch: int) -> None:
-        self._watching = False
+        if self._watching:
+            self._watching = False
+            rows = self.world.rows(self.problem.n)
+            for bank in self.banks:
+                for entry in (bank.labels[-1], bank.confidence[-1]):
+                    entry.copy_(self.world.gather(entry[rows], self.problem.n))
         s = self.settings
         gamma = ramp(s.gamma_start, s.gamma, self._progress(epoch + 1))  # of the epoch that will train on it
         self.gamma_used.fill_(gamma)

@@ -92,4 +92,4 @@ class LWS(Method):
     def after_step(self, batches: Mapping[str, Batch]) -> None:
         batch = batches["all"]
         logits = self.networks[0](batch[self.settings.view])
-        self.weights[batch.index] = lws_weights(logits, self.candidates[batch.index], self.settings.epsilon)
+        self.write(self.weights, batch, lws_weights(logits, self.candidates[batch.index], self.settings.epsilon))

@@ -82,16 +82,24 @@ def info_nce_loss(queries: Tensor, keys: Tensor, queue: Tensor, temperature: flo
     return (logits.logsumexp(dim=1) - own.squeeze(1)).mean()
 
 
-def supcon_loss(queries: Tensor, others: Tensor, labels: Tensor, other_labels: Tensor, temperature: float) -> Tensor:
+def supcon_loss(
+    queries: Tensor,
+    others: Tensor,
+    labels: Tensor,
+    other_labels: Tensor,
+    temperature: float,
+    anchors: slice = slice(None),
+) -> Tensor:
     """Mean over queries of the mean over their positives of -log [exp(q·z⁺/τ) / Σ_z exp(q·z/τ)].
 
+    Only the `anchors` among the queries are averaged over; the rest are there to be compared with.
     z runs over all queries but the anchor itself and over `others` (keys and queue), z⁺ over those with the
     anchor's label. The own key is among them, so there is always a positive.
     """
     contrast = torch.cat([queries, others])
-    itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)
-    logits = (product(queries, contrast.T) / temperature).masked_fill(itself, -torch.inf)
-    positive = (labels.unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
+    itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)[anchors]
+    logits = (product(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
+    positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
     negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
     return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
 
@@ -218,19 +226,24 @@ class PiCO(Method):
         if self.phase == "training":
             nearest = best_candidate(product(queries.detach(), self.prototypes.T), candidates)
             weights = disambiguate(weights, nearest, self.phi)
-            self.weights[batch.index] = weights
-        moved = prototype_update(self.prototypes, queries.detach(), labels, settings.proto_momentum)
+            self.write(self.weights, batch, weights)
+        # Prototypes, queue and SupCon are about the whole batch: from here on, that of all ranks.
+        labels = self.everyone(labels, batch)
+        all_queries = self.everyone(queries, batch)
+        moved = prototype_update(self.prototypes, all_queries.detach(), labels, settings.proto_momentum)
         self.prototypes.copy_(moved)
 
         keys = self._keys(batch[f"{settings.key_view}#key"])
+        all_keys = self.everyone(keys, batch)
         # A copy: the queue changes below, and the backward pass still needs what it held.
         queue = self.queue.clone()
         if self.phase == "training":
-            others, other_labels = torch.cat([keys, queue]), torch.cat([labels, self.queue_labels])
-            contrast = supcon_loss(queries, others, labels, other_labels, settings.temperature)
+            others, other_labels = torch.cat([all_keys, queue]), torch.cat([labels, self.queue_labels])
+            anchors = self.world.rows(len(batch.drawn))
+            contrast = supcon_loss(all_queries, others, labels, other_labels, settings.temperature, anchors)
         else:
             contrast = info_nce_loss(queries, keys, queue, settings.temperature)
-        enqueue(self.queue, self.queue_labels, self.queue_pointer, keys, labels)
+        enqueue(self.queue, self.queue_labels, self.queue_pointer, all_keys, labels)
 
         classification = soft_cross_entropy(logits, weights)
         loss = classification + settings.contrast * contrast

@@ -113,7 +113,7 @@ class PoP(Method):
         batch = batches["all"]
         logits = [self.networks[0](batch[view]) for view in self.views]
         loss = pop_loss(logits, self.weights[batch.index])
-        self.weights[batch.index] = proden_weights(logits[0], self.purified[batch.index])
+        self.write(self.weights, batch, proden_weights(logits[0], self.purified[batch.index]))
         return Losses(loss, {"loss": loss.detach()})
 
     @torch.no_grad()

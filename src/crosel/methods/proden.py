@@ -73,5 +73,5 @@ class PRODEN(Method):
         logits = self.networks[0](batch[self.settings.view])
         loss = proden_loss(logits, self.weights[batch.index])
         # The gathered rows above are a copy, so the table may change before the backward pass.
-        self.weights[batch.index] = proden_weights(logits, self.candidates[batch.index])
+        self.write(self.weights, batch, proden_weights(logits, self.candidates[batch.index]))
         return Losses(loss, {"loss": loss.detach()})

@@ -1,0 +1,356 @@
+"""Several processes ("ranks") that train one run together. The only file that speaks `torch.distributed`.
+
+Every rank holds the data, the networks and all tables. All ranks draw the same batch, with the same views, from the
+same generator; each then works on its own rows of it. What has to be one thing for all goes through a `World`:
+
+    own      the rows of something drawn for the whole batch that belong to this rank
+    gather   the rows of all ranks, in the order of the batch; gradients flow back to the rank that gave a row
+    add_up   gradients and losses, summed over ranks, in one message
+
+A rank's loss is a mean over its rows, so it counts with its share of the batch (`portion`): the sum over ranks is the
+mean over the batch, and several ranks learn what one does. A `World` of one process does nothing and costs nothing.
+
+Why not `DistributedDataParallel`: it works through `forward` of one module, while methods call parts of a network
+(PiCO: `features`, `classify`), run it several times a step, and hold two. Gradients are summed after the backward pass
+in one flat message, which also carries the losses: all ranks see the same numbers, and stop together where these are
+not finite. DDP would send while it computes; docs/scaling.md says what that is worth.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError
+
+T = TypeVar("T")
+_PATIENCE = timedelta(minutes=30)  # a rank that is alive but silent for so long counts as lost
+
+
+class World:
+    """One process: everything is its own."""
+
+    rank = 0
+    size = 1
+    restarted = False  # whether a launcher has started us anew after a failure
+
+    def rows(self, n: int) -> slice:
+        """This rank's part of n rows."""
+        return slice(0, n)
+
+    def own(self, values: Tensor, parts: int = 1) -> Tensor:
+        """This rank's rows of values [parts * n, ...] for the whole batch; each part is split by itself."""
+        return values
+
+    def gather(self, values: Tensor, total: int, parts: int = 1) -> Tensor:
+        """All ranks' rows [parts * total, ...], in the order in which `own` splits them."""
+        return values
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over ranks, without gradient."""
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return flag
+
+    def every(self, flag: Tensor) -> Tensor:
+        """Whether a bool on the device is true on all ranks."""
+        return flag
+
+    def portion(self, objective: Tensor, batch: int) -> Tensor:
+        """What this rank's mean counts in the mean over the whole batch."""
+        return objective
+
+    def add_up(self, gradients: Callable[[], Sequence[Tensor]], report: Mapping[str, Tensor], batch: int) -> Any:
+        """Sum gradients in place, and return the losses to report for the whole batch."""
+        return report
+
+    def average(self, tensors: Sequence[Tensor], batch: int) -> None:
+        """Give every rank the mean over ranks, by share of the batch, of each tensor."""
+
+    def begin(self, make: Callable[[], T], describe: Callable[[T], Any], follow: Callable[[Any], T]) -> T:
+        """Rank 0 makes something and describes it; the others follow the description. A failure ends all."""
+        return make()
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+
+
+ONE = World()
+
+
+def share_of(rank: int, size: int, n: int) -> slice:
+    """Rows of rank `rank`: contiguous, the first n mod size ranks with one more."""
+    small, more = divmod(n, size)
+    start = rank * small + min(rank, more)
+    return slice(start, start + small + (rank < more))
+
+
+class Ranks(World):
+    """Several processes. `sent` counts the bytes of what was handed to each kind of message."""
+
+    def __init__(self, rank: int, size: int, restarted: bool = False) -> None:
+        self.rank, self.size, self.restarted = rank, size, restarted
+        self.sent: Counter[str] = Counter()
+
+    def rows(self, n: int) -> slice:
+        return share_of(self.rank, self.size, n)
+
+    def own(self, values: Tensor, parts: int = 1) -> Tensor:
+        rows = self.rows(len(values) // parts)
+        if parts == 1:
+            return values[rows]
+        return torch.cat([part[rows] for part in values.chunk(parts)])
+
+    def gather(self, values: Tensor, total: int, parts: int = 1) -> Tensor:
+        pieces = []
+        for part in values.chunk(parts):
+            if part.requires_grad and torch.is_grad_enabled():
+                pieces.append(_Gather.apply(part, self, total))  # type: ignore[no-untyped-call]
+            else:
+                pieces.append(self.gather_rows(part, total))
+        return pieces[0] if parts == 1 else torch.cat(pieces)
+
+    def gather_rows(self, values: Tensor, total: int) -> Tensor:
+        """One part, without gradient. Ranks with fewer rows than the rest send some that are cut off again."""
+        if values.dtype == torch.bool:  # not every backend can send it
+            return self.gather_rows(values.to(torch.uint8), total).bool()
+        if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):
+            return self.gather_rows(values.permute(0, 2, 3, 1), total).permute(0, 3, 1, 2)
+        width = -(-total // self.size)
+        if len(values) < width:
+            values = torch.cat([values, values.new_zeros(width - len(values), *values.shape[1:])])
+        out = values.new_empty(self.size * width, *values.shape[1:])
+        with self._message("gather", values):
+            _all_gather()(out, values.contiguous())
+        if total == len(out):
+            return out
+        sizes = [share_of(rank, self.size, total) for rank in range(self.size)]
+        return torch.cat([out[r * width : r * width + s.stop - s.start] for r, s in enumerate(sizes)])
+
+    def sum(self, values: Tensor) -> Tensor:
+        out = values.detach().clone(memory_format=torch.contiguous_format)
+        with self._message("sum", out):
+            torch.distributed.all_reduce(out)
+        return out
+
+    def any(self, flag: bool) -> bool:
+        return bool(self.sum(torch.tensor(int(flag))))  # on the host: no wait for the device
+
+    def every(self, flag: Tensor) -> Tensor:
+        return self.sum(flag.int()) == self.size
+
+    def _portion(self, batch: int) -> float:
+        return len(range(batch)[self.rows(batch)]) / batch
+
+    def portion(self, objective: Tensor, batch: int) -> Tensor:
+        return objective * self._portion(batch)
+
+    def add_up(self, gradients: Callable[[], Sequence[Tensor]], report: Mapping[str, Tensor], batch: int) -> Any:
+        found = gradients()
+        portion = self._portion(batch)
+        losses = [value.detach().float() * portion for value in report.values()]
+        total = self.sum(torch.cat([value.flatten() for value in (*found, *losses)]))
+        *summed, values = torch.split(total, [*(g.numel() for g in found), len(losses)])
+        for gradient, part in zip(found, summed, strict=True):
+            gradient.copy_(part.view_as(gradient))
+        return dict(zip(report, values, strict=True))
+
+    @torch.no_grad()
+    def average(self, tensors: Sequence[Tensor], batch: int) -> None:
+        if tensors:
+            total = self.sum(torch.cat([value.flatten() for value in tensors]) * self._portion(batch))
+            for value, part in zip(tensors, torch.split(total, [t.numel() for t in tensors]), strict=True):
+                value.copy_(part.view_as(value))
+
+    def begin(self, make: Callable[[], T], describe: Callable[[T], Any], follow: Callable[[Any], T]) -> T:
+        if self.rank:
+            description = self._from_first(None)
+            if description is None:
+                raise Elsewhere
+            return follow(description)
+        try:
+            made = make()
+        except BaseException:
+            self._from_first(None)
+            raise
+        self._from_first(describe(made))
+        return made
+
+    def _from_first(self, content: Any) -> Any:
+        box = [content]
+        with self._message("start"):
+            torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def wait(self) -> None:
+        self.any(False)  # a message that all must answer
+
+    @contextmanager
+    def _message(self, kind: str, values: Tensor | None = None) -> Iterator[None]:
+        if values is not None:
+            self.sent[kind] += values.numel() * values.element_size()
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            reason = str(error).strip().splitlines()
+            raise RankLost(
+                f"rank {self.rank} of {self.size}: another rank has ended or cannot be reached "
+                f"({reason[-1] if reason else 'no word'}); the last checkpoint is good, go on with --resume"
+            ) from None
+
+
+def _all_gather() -> Callable[[Tensor, Tensor], Any]:
+    """Newer releases of torch have another name for it."""
+    speaks: Any = torch.distributed
+    found: Callable[[Tensor, Tensor], Any] = getattr(speaks, "all_gather_single", speaks.all_gather_into_tensor)
+    return found
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all ranks; the gradient of a row is the sum of what every rank found for it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, world: Ranks, total: int) -> Tensor:
+        ctx.world = world
+        return world.gather_rows(values, total)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.world.own(ctx.world.sum(gradients[0])), None, None
+
+
+# --- batch norm over the whole batch ------------------------------------------------------------------------------
+
+
+class SynchronisedNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm with the statistics of all ranks' rows: what one process would compute on the whole batch.
+
+    Written in plain operations, so that it serves gloo as well (torch's own is for CUDA only). One message forwards
+    (mean and variance of each rank) and one backwards. It takes over parameters and buffers, names included.
+    """
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, world: World) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        self.world = world
+        for name, parameter in norm.named_parameters(recurse=False):
+            setattr(self, name, parameter)
+        for name, buffer in norm.named_buffers(recurse=False):
+            setattr(self, name, buffer)
+        self.train(norm.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = x.float()
+        if self.training or self.running_mean is None or self.running_var is None:
+            mean, var, count = self._statistics(values)
+            if self.training and self.track_running_stats:
+                self._remember(mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+        else:
+            mean, var = self.running_mean, self.running_var
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        scale = torch.rsqrt(var + self.eps)
+        scale = scale * self.weight if self.affine else scale
+        shift = (self.bias if self.affine else 0) - mean * scale
+        return (values * scale.view(shape) + shift.view(shape)).to(x.dtype)
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance and count over all ranks, from those of each."""
+        dims = [0, *range(2, x.ndim)]
+        var, mean = torch.var_mean(x, dims, correction=0)
+        rows = x.numel() // x.shape[1]
+        each = torch.stack([mean, var, torch.full_like(mean, rows)]).unsqueeze(0)
+        means, variances, counts = self.world.gather(each, self.world.size).unbind(1)
+        count = counts.sum(0)
+        mean = (counts * means).sum(0) / count
+        return mean, (counts * (variances + (means - mean) ** 2)).sum(0) / count, count
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, var: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean += momentum * (mean - self.running_mean)
+        self.running_var += momentum * (var - self.running_var)
+
+
+def synchronise_norms(module: nn.Module, world: World) -> None:
+    """Replace every batch norm inside the module by one over all ranks."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            setattr(module, name, SynchronisedNorm(child, world))
+        else:
+            synchronise_norms(child, world)
+
+
+# --- joining and leaving ------------------------------------------------------------------------------------------
+
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched() -> bool:
+    """Whether torchrun, or a launcher like it, started this process as one of several."""
+    return all(name in os.environ for name in _LAUNCHED) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[tuple[World, torch.device]]:
+    """Join the other ranks for the length of a run, and say which device is ours. Alone: one process."""
+    if not launched():
+        yield ONE, device
+        return
+    if device.type == "cuda" and device.index is None:
+        device = own_card(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    with connected(rank, size, device, "env://", attempt) as world:
+        yield world, device
+
+
+def own_card(number: int) -> torch.device:
+    if number >= torch.cuda.device_count():
+        raise UserError(
+            f"there are {torch.cuda.device_count()} CUDA devices here, and this is process {number + 1}; "
+            "start no more processes than devices (torchrun --nproc-per-node), or use --device cpu"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+@contextmanager
+def connected(rank: int, size: int, device: torch.device, meet: str, attempt: int = 0) -> Iterator[Ranks]:
+    """Connect to the other ranks at `meet` (env://, file://PATH, tcp://HOST:PORT): nccl on CUDA, gloo on CPUs."""
+    # Words between hosts go by gloo even where tensors go by nccl: they need not wait for the device.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    world = Ranks(rank, size, restarted=attempt > 0)
+    with world._message("start"):
+        speaks: Any = torch.distributed
+        store, _, _ = next(speaks.rendezvous(meet, rank, size, timeout=_PATIENCE))
+        # The launcher's store may outlive a restart, and with it the addresses of those who have gone.
+        store = speaks.PrefixStore(f"crosel/{attempt}", store)
+        speaks.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+    try:
+        yield world
+    except (Interrupted, Diverged) as ended:  # on all ranks alike, so one says it
+        _leave(world)
+        if rank:
+            raise Elsewhere(130 if isinstance(ended, Interrupted) else 2) from None
+        raise
+    # After any other failure there is nobody to say goodbye to: the process ends, and with it its connections.
+    _leave(world)
+
+
+def _leave(world: Ranks) -> None:
+    world.wait()  # gloo aborts if one side leaves while another still speaks
+    torch.distributed.destroy_process_group()

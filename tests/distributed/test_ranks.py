@@ -1,0 +1,294 @@
+"""Several ranks learn what one process does, hold the same state, and end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _jobs import alone, free_port
+from _support import small_arrays
+from safetensors.torch import load_file
+from torch import Tensor
+
+from crosel.checkpoint import load_newest
+from crosel.distributed import ONE, share_of
+from crosel.errors import UserError
+from crosel.methods import methods
+
+TESTS = Path(__file__).resolve().parent.parent
+PATHS = [str(TESTS / "distributed"), str(TESTS), os.environ.get("PYTHONPATH", "")]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
+Launch = Callable[..., list[int]]
+
+CROSEL = ["method.warmup=1", "method.bank_length=1", "method.gamma=0.12"]
+EARLY = {"crosel": CROSEL, "pop": ["method.warm_up=1", "method.threshold=0.9", "method.cap=0.95"]}
+# Ways in which ranks could come to have unequal work.
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"method": name, "settings": EARLY.get(name, [])} for name in methods()},
+    "a weight for each pair": {"method": "crosel", "settings": [*CROSEL, "method.mix_per_pair=true"]},
+    "unselected only": {"method": "crosel", "settings": [*CROSEL, "method.scope=unselected"]},
+    "nothing selected": {"method": "crosel", "settings": [*CROSEL[:2], "method.gamma=1.0"]},
+    "nothing to learn from": {
+        "method": "crosel", "settings": [*CROSEL[:2], "method.gamma=1.0", "method.scope=none", "train.momentum=0"],
+    },
+    "fewer selected than a batch": {"method": "crosel", "settings": [*CROSEL[:2], "method.gamma=0.2"]},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Fork ranks for a job and return their exit codes; what they say is in `folder`/RANK.log."""
+    process = subprocess.Popen(
+        [sys.executable, str(TESTS / "distributed" / "_launcher.py")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask(size: int, job: str, folder: Path, **args: Any) -> list[int]:
+        folder.mkdir(parents=True, exist_ok=True)
+        request = {"size": size, "job": job, "folder": str(folder), "args": args}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        return list(json.loads(process.stdout.readline()))
+
+    yield ask
+    process.stdin.close()
+    process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def trained(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Every case, by one process, two ranks and four; folders NAME below."""
+    root = tmp_path_factory.mktemp("cases")
+    out = {}
+    for size in (2, 4):
+        out[size] = root / str(size)
+        for name in CASES:
+            (out[size] / name).mkdir(parents=True)
+        cases = [{"out": str(out[size] / name), **case} for name, case in CASES.items()]
+        codes = launch(size, "many_trainings", root / f"logs{size}", cases=cases)
+        assert codes == [0] * size, logs(root / f"logs{size}")
+    out[1] = root / "1"
+    for name, case in CASES.items():
+        alone(out[1] / name, **case)
+    return out
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
+
+
+def state(folder: Path, rank: int = 0, epoch: int = 3, step: int = 0) -> dict[str, Tensor]:
+    return load_file(folder / f"{epoch}-{step}-rank{rank}.st")
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    found = load_newest(folder).checkpoint
+    assert found is not None
+    other = ("seconds", "images_per_second", "peak_memory_mib", "phase")
+    return [{k: v for k, v in row.items() if k not in other} for row in found.state["rows"]]
+
+
+def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+# --- the same as one process --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_weights_equal_those_of_one_process(trained: dict[int, Path], name: str, size: int) -> None:
+    assert_close(state(trained[size] / name), state(trained[1] / name))
+    for ours, theirs in zip(rows(trained[size] / name), rows(trained[1] / name), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_hold_the_same_state_after_every_epoch(trained: dict[int, Path], name: str, size: int) -> None:
+    for epoch in (1, 2, 3):
+        first = state(trained[size] / name, 0, epoch)
+        for rank in range(1, size):
+            assert_same(state(trained[size] / name, rank, epoch), first)
+
+
+def test_the_cases_are_what_their_names_say(trained: dict[int, Path]) -> None:
+    def selected(name: str) -> list[float]:
+        return [row["selection_ratio"] for row in rows(trained[1] / name)]
+
+    assert 14 / 29 < selected("crosel")[-1] < 1
+    assert selected("nothing selected") == [0, 0, 0]
+    assert 0 < selected("fewer selected than a batch")[1] * 29 < 14
+    stuck = trained[1] / "nothing to learn from"
+    weights = [name for name in state(stuck) if name.startswith("method.networks")]
+    assert all(torch.equal(state(stuck, 0, 1)[name], state(stuck)[name]) for name in weights)
+    assert bool(
+        (state(trained[1] / "pop")["method.purified"] != state(trained[1] / "pop", 0, 1)["method.purified"]).any()
+    )
+
+
+# --- batch norm ---------------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_is_averaged_or_synchronised(launch: Launch, tmp_path: Path) -> None:
+    cases, settings = {}, {"average": [], "synchronise": ["train.batch_norm=synchronise"]}
+    for name, extra in settings.items():
+        for method in ("crosel", "pico"):
+            out = tmp_path / f"{method}-{name}"
+            out.mkdir()
+            cases[out] = {"out": str(out), "method": method, "settings": [*EARLY.get(method, []), *extra], "norm": True}
+    codes = launch(3, "many_trainings", tmp_path, cases=list(cases.values()))
+    assert codes == [0, 0, 0], logs(tmp_path)
+    for out in cases:
+        for epoch in (1, 2, 3):
+            for rank in (1, 2):
+                assert_same(state(out, rank, epoch), state(out, 0, epoch))
+    for method in ("crosel", "pico"):
+        alone(tmp_path / f"{method}-one", method=method, settings=EARLY.get(method, []), norm=True)
+        one = state(tmp_path / f"{method}-one", epoch=1)
+        assert_close(state(tmp_path / f"{method}-synchronise", epoch=1), one, 1e-4)
+        statistics = [name for name in one if name.endswith("running_mean")]
+        apart = state(tmp_path / f"{method}-average", epoch=1)
+        assert statistics
+        assert any(not torch.allclose(apart[name], one[name], rtol=1e-6) for name in statistics)
+
+
+# --- stopping, going on -------------------------------------------------------------------------------------------
+
+
+def test_one_rank_is_asked_to_stop_all_stop_and_any_number_goes_on(launch: Launch, tmp_path: Path) -> None:
+    args = {"method": "crosel", "settings": CROSEL}
+    stopped, resumed = tmp_path / "stopped", tmp_path / "resumed"
+    for folder in (stopped, resumed):
+        folder.mkdir()
+    codes = launch(2, "ranks_train", tmp_path / "logs", out=str(stopped), stop_after=5, **args)
+    assert codes == [1, 1], logs(tmp_path / "logs")  # Interrupted, and Elsewhere on the other
+    assert "Interrupted" in logs(tmp_path / "logs")
+    assert "exit code 130" in logs(tmp_path / "logs")
+    assert_same(state(stopped, 1, 1, 2), state(stopped, 0, 1, 2))
+    codes = launch(4, "ranks_train", tmp_path / "logs4", out=str(resumed), resume=str(stopped), **args)
+    assert codes == [0] * 4, logs(tmp_path / "logs4")
+    alone(tmp_path / "one", resume=str(stopped), **args)
+    alone(tmp_path / "straight", **args)
+    assert_close(state(resumed), state(tmp_path / "straight"))
+    assert_close(state(tmp_path / "one"), state(tmp_path / "straight"))
+    assert rows(resumed) == [pytest.approx(row, rel=1e-5) for row in rows(tmp_path / "straight")]
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks(launch: Launch, tmp_path: Path) -> None:
+    codes = launch(2, "ranks_train", tmp_path, out=str(tmp_path), method="cc", settings=["train.lr=1e30"])
+    assert codes == [1, 1]
+    assert "Diverged" in (tmp_path / "0.log").read_text()
+    assert "rank 0 has ended the run with exit code 2" in (tmp_path / "1.log").read_text()
+
+
+def test_25_starts_and_stops_end_without_an_abort(launch: Launch, tmp_path: Path) -> None:
+    assert [launch(2, "start_and_stop", tmp_path / str(i)) for i in range(25)] == [[0, 0]] * 25
+
+
+# --- the command line ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "digits.npz"
+    np.savez(path, **small_arrays(29, test=13))
+    return path
+
+
+def command(source: Path, out: Path, *more: str) -> list[str]:
+    sets = ["train.epochs=3", "train.batch_size=14", "network.name=_jobs:plain", *CROSEL]
+    flags = [part for item in sets for part in ("--set", item)]
+    return ["train", str(source), *flags, "--trust-code", "--device", "cpu", "--out", str(out), *more]
+
+
+def test_a_killed_rank_ends_the_run_and_a_restart_ends_like_an_unbroken_one(
+    launch: Launch, source: Path, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    def run(out: Path, log: str, *more: str, **kill: int) -> list[int]:
+        argv = command(source, out, *more)
+        return launch(2, "command_line", tmp_path / log, argv=argv, port=free_port(), kill=kill or None)
+
+    assert run(whole, "whole-log") == [0, 0], logs(tmp_path / "whole-log")
+    assert run(broken, "broken-log", rank=1, step=5) == [1, -9]
+    said = (tmp_path / "broken-log" / "0.log").read_text()
+    assert "crosel: rank 0 of 2: another rank has ended" in said
+    assert "Traceback" not in said
+    assert run(broken, "rest-log", "--resume") == [0, 0], logs(tmp_path / "rest-log")
+    assert "going on after epoch 1" in (tmp_path / "rest-log" / "0.log").read_text()
+    assert (tmp_path / "rest-log" / "1.log").read_text() == ""  # one speaks for all
+    ours, theirs = (load_newest(out / "checkpoints").checkpoint for out in (broken, whole))
+    assert ours is not None
+    assert theirs is not None
+    assert_same(ours.tensors, theirs.tensors)
+    assert (broken / "labels.csv").read_bytes() == (whole / "labels.csv").read_bytes()
+    assert (broken / "done").is_file()
+
+
+def test_what_rank_0_finds_wrong_is_said_once_and_ends_all(launch: Launch, source: Path, tmp_path: Path) -> None:
+    argv = command(source, tmp_path / "run", "--set", "method.warmup=9")
+    assert launch(2, "command_line", tmp_path, argv=argv, port=free_port(), kill=None) == [2, 2]
+    assert (tmp_path / "0.log").read_text().startswith("crosel: method.warmup is 9")
+    assert (tmp_path / "1.log").read_text() == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_launcher_restarts_a_run_that_lost_a_rank(launch: Launch, source: Path, tmp_path: Path) -> None:
+    """What `torchrun --max-restarts 1` does: the same command again, without --resume."""
+    out = tmp_path / "run"
+    assert launch(1, "elastic", tmp_path, argv=command(source, out), workers=2) == [0], logs(tmp_path)
+    said = logs(tmp_path)
+    assert "another rank has ended" in said
+    assert "going on after epoch 1" in said
+    assert [row["epoch"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [1, 2, 3]
+    assert (out / "done").is_file()
+
+
+# --- pieces -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "size"), [(7, 1), (7, 2), (7, 3), (8, 4), (3, 5), (0, 2)])
+def test_shares_are_contiguous_and_differ_by_one_at_most(n: int, size: int) -> None:
+    shares = [range(n)[share_of(rank, size, n)] for rank in range(size)]
+    assert [i for share in shares for i in share] == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_alone_nothing_is_copied_or_sent() -> None:
+    x = torch.arange(6.0)
+    assert ONE.own(x) is x
+    assert ONE.gather(x, 6) is x
+    assert ONE.sum(x) is x
+    assert ONE.portion(x, 6) is x
+    assert ONE.rows(6) == slice(0, 6)
+    assert ONE.begin(lambda: 5, str, int) == 5
+
+
+def test_a_batch_smaller_than_two_a_rank_is_refused(tmp_path: Path) -> None:
+    from _jobs import train
+
+    from crosel.distributed import Ranks
+
+    with pytest.raises(UserError, match="14 examples and there are 9 ranks"):
+        train(Ranks(0, 9), str(tmp_path), "cc", [])
