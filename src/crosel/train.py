@@ -169,15 +169,16 @@ def refresh(session: Session) -> None:
     x = session.train.x
     chunk = min(len(x), session.config.train.eval_batch_size)
     count = min(session.config.train.refresh, len(x) // chunk)
-    if not count or chunk < 2:
+    if not count or chunk < 2 * session.world.size:
         return
     order = torch.rand(len(x), generator=session.generator, device=session.device).argsort()
     batches = (
-        session.normalise(session.train.rows(order[i * chunk : (i + 1) * chunk]).to(session.device))
+        session.normalise(session.train.rows(session.world.own(order[i * chunk : (i + 1) * chunk])).to(session.device))
         for i in range(count)
     )
     with computing(session.config, session.device):
         refresh_statistics(session.method, batches, session.method.outputs)
+    session.world.average(session.statistics(), chunk)
 
 
 @torch.no_grad()
