@@ -11,7 +11,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
@@ -128,6 +128,27 @@ class MLP(Classifier):
     def features(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x.flatten(1))
         return out
+
+
+class EmbeddingNetwork(Protocol):
+    """What a method that embeds asks of a network: forward(x) = classify(features(x))."""
+
+    feature_size: int
+
+    def features(self, x: Tensor) -> Tensor: ...
+
+    def classify(self, features: Tensor) -> Tensor: ...
+
+
+def embedding_network(network: nn.Module, who: str) -> EmbeddingNetwork:
+    """The same network, once it is known to have what `who` needs."""
+    missing = [name for name in ("features", "classify", "feature_size") if not hasattr(network, name)]
+    if missing:
+        raise UserError(
+            f"{who} embeds what a network sees, and {type(network).__name__} has no {', '.join(missing)}: "
+            "give it features(x) -> [B, d], classify(features) -> logits and feature_size = d"
+        )
+    return cast(EmbeddingNetwork, network)
 
 
 # --- by name ------------------------------------------------------------------------------------------------------

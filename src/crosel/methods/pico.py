@@ -33,29 +33,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.errors import UserError
-from crosel.losses import restrict, soft_cross_entropy
+from crosel.losses import info_nce_loss, one_hot, product, restrict, soft_cross_entropy, supcon_loss
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
+from crosel.nets import embedding_network
 
 View = Literal["plain", "weak", "strong", "autoaugment", "contrast-weak", "contrast-strong"]
-
-
-class EmbeddingNetwork(Protocol):
-    """What PiCO asks of a network: forward(x) = classify(features(x))."""
-
-    feature_size: int
-
-    def features(self, x: Tensor) -> Tensor: ...
-
-    def classify(self, features: Tensor) -> Tensor: ...
 
 
 def embed(head: nn.Module, features: Tensor) -> Tensor:
@@ -67,46 +57,6 @@ def embed(head: nn.Module, features: Tensor) -> Tensor:
 def best_candidate(scores: Tensor, candidates: Tensor) -> Tensor:
     """Return the label with the largest score inside each candidate set, int64 [B]."""
     return restrict(scores, candidates).argmax(dim=1)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b outside autocast: divided by τ = .07, the rounding of bf16 would weigh."""
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
-
-
-def info_nce_loss(queries: Tensor, keys: Tensor, queue: Tensor, temperature: float) -> Tensor:
-    """Mean of -log [exp(q·k/τ) / (exp(q·k/τ) + Σ_queue exp(q·k'/τ))]."""
-    own = (queries * keys).sum(dim=1, keepdim=True) / temperature
-    logits = torch.cat([own, product(queries, queue.T) / temperature], dim=1)
-    return (logits.logsumexp(dim=1) - own.squeeze(1)).mean()
-
-
-def supcon_loss(
-    queries: Tensor,
-    others: Tensor,
-    labels: Tensor,
-    other_labels: Tensor,
-    temperature: float,
-    anchors: slice = slice(None),
-) -> Tensor:
-    """Mean over queries of the mean over their positives of -log [exp(q·z⁺/τ) / Σ_z exp(q·z/τ)].
-
-    Only the `anchors` among the queries are averaged over; the rest are there to be compared with.
-    z runs over all queries but the anchor itself and over `others` (keys and queue), z⁺ over those with the
-    anchor's label. The own key is among them, so there is always a positive.
-    """
-    contrast = torch.cat([queries, others])
-    itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)[anchors]
-    logits = (product(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
-    positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
-    negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
-    return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
-
-
-def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Bool [B, k]. A comparison, because `F.one_hot` may look at the values and wait for the device."""
-    return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)
 
 
 def disambiguate(weights: Tensor, labels: Tensor, phi: float | Tensor) -> Tensor:
@@ -182,21 +132,12 @@ class PiCO(Method):
     def __init__(self, settings: PiCOSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
         self.settings = settings
-        network = self.networks[0]
-        missing = [name for name in ("features", "classify", "feature_size") if not hasattr(network, name)]
-        if missing:
-            raise UserError(
-                f"PiCO embeds what a network sees, and {type(network).__name__} has no {', '.join(missing)}: "
-                "give it features(x) -> [B, d], classify(features) -> logits and feature_size = d"
-            )
-        width = cast(EmbeddingNetwork, network).feature_size
+        width = embedding_network(self.networks[0], "PiCO").feature_size
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, settings.dimensions))
         # Kept out of `networks`: only the query network learns from gradients and predicts.
-        self.key_network = copy.deepcopy(network).requires_grad_(False)
+        self.key_network = copy.deepcopy(self.networks[0]).requires_grad_(False)
         self.key_head = copy.deepcopy(self.head).requires_grad_(False)
-
-        device = problem.candidates.device
-        size = min(settings.queue, problem.n)
+        device, size = problem.candidates.device, min(settings.queue, problem.n)
         self.register_buffer("weights", uniform_weights(problem.candidates))
         self.register_buffer("prototypes", torch.zeros(problem.classes, settings.dimensions, device=device))
         self.register_buffer("queue", F.normalize(torch.randn(size, settings.dimensions), dim=1).to(device))
@@ -212,11 +153,9 @@ class PiCO(Method):
         return {"all": Stream((self.settings.query_view, f"{self.settings.key_view}#key"))}
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
-        batch = batches["all"]
-        settings = self.settings
+        batch, settings = batches["all"], self.settings
         candidates = self.candidates[batch.index]
-
-        network = cast(EmbeddingNetwork, self.networks[0])
+        network = embedding_network(self.networks[0], "PiCO")
         features = network.features(batch[settings.query_view])
         logits = network.classify(features)
         queries = embed(self.head, features)
@@ -228,8 +167,7 @@ class PiCO(Method):
             weights = disambiguate(weights, nearest, self.phi)
             self.write(self.weights, batch, weights)
         # Prototypes, queue and SupCon are about the whole batch: from here on, that of all ranks.
-        labels = self.everyone(labels, batch)
-        all_queries = self.everyone(queries, batch)
+        labels, all_queries = self.everyone(labels, batch), self.everyone(queries, batch)
         moved = prototype_update(self.prototypes, all_queries.detach(), labels, settings.proto_momentum)
         self.prototypes.copy_(moved)
 
@@ -256,7 +194,7 @@ class PiCO(Method):
         keys = [*self.key_network.parameters(), *self.key_head.parameters()]
         queries = [*self.networks[0].parameters(), *self.head.parameters()]
         move_towards(keys, queries, self.settings.key_momentum)
-        return embed(self.key_head, cast(EmbeddingNetwork, self.key_network).features(x))
+        return embed(self.key_head, embedding_network(self.key_network, "PiCO").features(x))
 
     def metrics(self) -> dict[str, float]:
         return {"phi": float(self.phi)}
