@@ -136,16 +136,16 @@ def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNor
 
 
 def _plan(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, int]]:
-    """Rows and channels of x as a matrix, and how programs share it: each takes some rows of a block of channels."""
+    """Rows and channels of x as a matrix, the grid of programs, and what each of them takes of it."""
     channels = x.shape[1]
     rows = x.numel() // channels
     block_c = 16 if channels <= 16 else 64 if channels % 64 == 0 else 32
     block_r = _TILE // block_c
     columns = -(-channels // block_c)
-    share = -(-rows // max(1, _PROGRAMS // columns))
-    share = -(-share // block_r) * block_r
-    how = {"share": share, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": _WARPS}
-    return rows, channels, (-(-rows // share), columns), how
+    blocks = -(-rows // block_r)
+    steps = 1 << (-(-blocks * columns // _PROGRAMS) - 1).bit_length()  # a power of two: few kernels to compile
+    how = {"STEPS": steps, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": _WARPS}
+    return rows, channels, (-(-blocks // steps), columns), how
 
 
 def _ticket(norm: nn.Module) -> Tensor:

@@ -1,6 +1,6 @@
 """The Triton kernels behind `fused`. A tensor [N, C, H, W] in channels-last layout is a matrix of N·H·W rows.
 
-A program takes `share` rows of `BLOCK_C` channels. In the kernels that sum over all rows each program leaves its
+A program takes `STEPS` times `BLOCK_R` rows of `BLOCK_C` channels; the loop is unrolled, so that reads run ahead. In the kernels that sum over all rows each program leaves its
 partial sums in memory and draws a ticket; the one with the last ticket adds the partial sums up, in a fixed order.
 """
 
@@ -34,7 +34,7 @@ def _add_up(partial, which, channel, inside, channels, BLOCK_C: tl.constexpr):
 @triton.jit
 def moments(
     x, residual, total, partial, ticket, mean, var, running_mean, running_var, rows, channels, momentum, unbias,
-    share, HAS_RESIDUAL: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add the residual; mean and biased variance of each channel; move the running statistics."""
     column = tl.program_id(1)
@@ -46,8 +46,8 @@ def moments(
         pivot += tl.load(residual + channel, mask=inside, other=0.0).to(tl.float32)
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for start in range(0, share, BLOCK_R):
-        row = (tl.program_id(0) * share + start + tl.arange(0, BLOCK_R)).to(tl.int64)
+    for step in range(STEPS):
+        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         at = row[:, None] * channels + channel[None, :]
         mask = (row[:, None] < rows) & inside[None, :]
         value = tl.load(x + at, mask=mask, other=0.0)
@@ -87,14 +87,14 @@ def _channel_values(mean, var, weight, bias, channel, inside, eps):
 @triton.jit
 def normalise_relu(
     x, mean, var, weight, bias, out, rows, channels, eps,
-    share, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """max(0, (x - mean) / sqrt(var + eps) · weight + bias)."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
     centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
-    for start in range(0, share, BLOCK_R):
-        row = (tl.program_id(0) * share + start + tl.arange(0, BLOCK_R)).to(tl.int64)
+    for step in range(STEPS):
+        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         at = row[:, None] * channels + channel[None, :]
         mask = (row[:, None] < rows) & inside[None, :]
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
@@ -112,7 +112,7 @@ def _cut(x, grad_out, at, mask, centre, scale, w, b):
 @triton.jit
 def gradient_sums(
     x, grad_out, mean, var, weight, bias, partial, ticket, grad_weight, grad_bias, rows, channels, eps,
-    share, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum over the rows of gradient and of gradient times normalised value: the gradients of bias and weight."""
     column = tl.program_id(1)
@@ -121,8 +121,8 @@ def gradient_sums(
     centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for start in range(0, share, BLOCK_R):
-        row = (tl.program_id(0) * share + start + tl.arange(0, BLOCK_R)).to(tl.int64)
+    for step in range(STEPS):
+        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         at = row[:, None] * channels + channel[None, :]
         mask = (row[:, None] < rows) & inside[None, :]
         value, grad = _cut(x, grad_out, at, mask, centre, scale, w, b)
@@ -140,7 +140,7 @@ def gradient_sums(
 @triton.jit
 def gradient_input(
     x, grad_out, mean, var, weight, bias, skip, grad_weight, grad_bias, grad, rows, channels, eps,
-    share, HAS_SKIP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_SKIP: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """weight / sqrt(var + eps) · (gradient - its mean - value · mean(gradient · value)), plus the skip's gradient."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -148,8 +148,8 @@ def gradient_input(
     centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
     mean_grad = tl.load(grad_bias + channel, mask=inside, other=0.0)[None, :] / rows
     mean_product = tl.load(grad_weight + channel, mask=inside, other=0.0)[None, :] / rows
-    for start in range(0, share, BLOCK_R):
-        row = (tl.program_id(0) * share + start + tl.arange(0, BLOCK_R)).to(tl.int64)
+    for step in range(STEPS):
+        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         at = row[:, None] * channels + channel[None, :]
         mask = (row[:, None] < rows) & inside[None, :]
         value, cut = _cut(x, grad_out, at, mask, centre, scale, w, b)
