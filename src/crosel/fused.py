@@ -102,7 +102,15 @@ class _Fused(torch.autograd.Function):
         partial = torch.empty(2, grid[0], channels, device=total.device)
         common = (total, grad_out, mean, var, weight, bias)
         kernels.gradient_sums[grid](
-            *common, partial, _ticket(ctx.norm), grad_weight, grad_bias, rows, channels, ctx.norm.eps, **how
+            *common,
+            partial,
+            _ticket(ctx.norm),
+            grad_weight,
+            grad_bias,
+            rows,
+            channels,
+            ctx.norm.eps,
+            **_adding(grid, how),
         )
         kernels.gradient_input[grid](
             *common, grad_total, grad_weight, grad_bias, grad, rows, channels, ctx.norm.eps,
@@ -123,7 +131,7 @@ def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d) -> tuple[
     partial = torch.empty(2, grid[0], channels, device=x.device)
     kernels.moments[grid](
         x, residual, total, partial, _ticket(norm), mean, var, norm.running_mean, norm.running_var,
-        rows, channels, norm.momentum, rows / (rows - 1), HAS_RESIDUAL=residual is not None, **how,
+        rows, channels, norm.momentum, rows / (rows - 1), HAS_RESIDUAL=residual is not None, **_adding(grid, how),
     )  # fmt: skip
     return total, mean, var
 
@@ -143,9 +151,15 @@ def _plan(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, int]]:
     block_r = _TILE // block_c
     columns = -(-channels // block_c)
     blocks = -(-rows // block_r)
-    steps = 1 << (-(-blocks * columns // _PROGRAMS) - 1).bit_length()  # a power of two: few kernels to compile
+    steps = -(-blocks // max(1, _PROGRAMS // columns))
+    programs = -(-blocks // steps)
     how = {"STEPS": steps, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": _WARPS}
-    return rows, channels, (-(-blocks // steps), columns), how
+    return rows, channels, (programs, columns), how
+
+
+def _adding(grid: tuple[int, int], how: dict[str, int]) -> dict[str, int]:
+    """For kernels that add up what all programs found."""
+    return how | {"PROGRAMS": 1 << (grid[0] - 1).bit_length()}
 
 
 def _ticket(norm: nn.Module) -> Tensor:
