@@ -1,7 +1,7 @@
 """Two ways to make predictions calmer than the weights of the last step: both off unless asked for.
 
-* `WeightAverage`: an exponential average of each network's weights over the steps (`train.average`), which predicts,
-  and fills the bank, in place of the weights that are trained.
+* `WeightAverage`: an exponential average of each network's weights over the steps (`train.average`), which predicts in
+  place of the weights that are trained. The bank is filled by these: it lives on how they change.
 * `refresh_statistics`: before a pass in evaluation mode, batch norm's statistics are taken anew from plain training
   images (`train.refresh`). In training they come from whatever went through the network last: mixed images, say.
 """

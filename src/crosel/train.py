@@ -139,13 +139,13 @@ def check_weights(session: Session, epoch: int) -> None:
 
 
 def finish_epoch(session: Session, epoch: int) -> Row:
-    """Pass over training and test set in evaluation mode, let the method close the epoch, and measure."""
-    with session.evaluating():
-        return _passes(session, epoch)
+    """Pass over training and test set in evaluation mode, let the method close the epoch, and measure.
 
-
-def _passes(session: Session, epoch: int) -> Row:
+    The training set is shown with the weights that are trained, also where an average of them predicts: an average
+    hardly changes from epoch to epoch, so that a label's stability would say nothing (docs/study.md).
+    """
     method, data, every = session.method, session.data, session.config.train.evaluate_every
+    method.eval()
     due = epoch % every == 0 or epoch == session.config.train.epochs
     row: Row = {}
     if method.watches_training_set or due:
@@ -159,6 +159,9 @@ def _passes(session: Session, epoch: int) -> Row:
         accuracy = metrics.oracle_selection_accuracy(chosen.labels, chosen.selected, truth)
         if accuracy is not None:
             row["oracle_selection_accuracy"] = accuracy
+    if due and session.average:
+        with session.evaluating():
+            refresh(session)
     if due and data.x_test is not None and data.y_test is not None:
         row |= test_pass(session, data.x_test, data.y_test)
     return row

@@ -110,3 +110,12 @@ def test_refreshed_statistics_are_those_of_the_batches() -> None:
     torch.testing.assert_close(norm.running_var, spread)
     assert norm.momentum == 0.1
     assert not norm.training
+
+
+def test_the_bank_is_filled_by_the_trained_weights() -> None:
+    """With an average or without: what is trained, and what is selected from, is the same."""
+    plain, averaged = session(), session(average=0.99)
+    fit(plain)
+    fit(averaged)
+    for one, other in zip(plain.method.state_dict().values(), averaged.method.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
