@@ -27,7 +27,7 @@ try:
 except ImportError:  # Triton comes with PyTorch's CUDA builds only
     kernels = None  # type: ignore[assignment]
 
-_PROGRAMS, _TILE, _WARPS = 1024, 4096, 8  # eight programs for each multiprocessor of a large card; values; warps
+_PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
 _wanted = threading.local()
 _tickets: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
