@@ -2,7 +2,7 @@
 
     python benchmarks/bank.py --out results/bank.json
 
-1,281,167 examples, 1,000 classes, t = 3: memory of the bank, time to push an epoch (from softmax outputs, chunk by chunk,
+1,281,167 examples, 1,000 classes, t = 3: memory of the bank, time to push an epoch (softmax outputs, chunk by chunk,
 as training does) and to select. Then whole epochs of CroSel with a small network on 10,000 to 80,000 random examples.
 """
 
