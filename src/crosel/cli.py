@@ -238,9 +238,9 @@ def report(
 def bench(
     suite: Annotated[str, typer.Argument(help="name of a suite (`crosel bench list` names them), or a YAML file")],
     out: Annotated[Path | None, typer.Option(help="folder for the runs; default bench/SUITE")] = None,
-    on: Annotated[str, typer.Option(help="where cells run: local")] = "local",
+    on: Annotated[str, typer.Option(help="where cells run: local or ray")] = "local",
     seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds, instead of the suite's own")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once; on Ray, how many share a GPU")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
     data: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="show the cells and where they stand, and run nothing")] = False,

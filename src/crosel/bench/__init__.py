@@ -10,6 +10,7 @@ from shlex import join
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
 from crosel.bench.local import run_local
+from crosel.bench.on_ray import run_ray
 from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites
 from crosel.errors import Interrupted, UserError, did_you_mean
 from crosel.files import make_folder
@@ -21,7 +22,7 @@ __all__ = [
     "suites",
 ]  # fmt: skip
 
-EXECUTORS: dict[str, Executor] = {"local": run_local}
+EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 
 
 def run_suite(
