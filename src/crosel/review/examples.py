@@ -44,6 +44,7 @@ class Examples:
     def __post_init__(self) -> None:
         # A method on the object would keep it alive in a shared cache.
         self.picture = lru_cache(maxsize=2048)(self._picture)
+        self._search = Search(self.ids, self.labels, self.sets, self.confidence, self.flags)
 
     @property
     def n(self) -> int:
@@ -52,10 +53,6 @@ class Examples:
     @property
     def has_images(self) -> bool:
         return self.x is not None and self.x.ndim == 4
-
-    @cached_property
-    def _search(self) -> Search:
-        return Search(self.ids, self.labels, self.sets, self.confidence, self.flags)
 
     def find(self, query: Query, decisions: Decisions) -> Answer:
         return self._search.find(query, decisions)
