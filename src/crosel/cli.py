@@ -55,6 +55,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
     seed: Annotated[int | None, typer.Option(help="decides sets, weights and all draws")] = None,
     corrections: Annotated[Path | None, typer.Option(help="known labels from a review (csv or jsonl)")] = None,
+    logger: Annotated[
+        list[str] | None, typer.Option(help="metrics also to tensorboard or wandb; may be repeated")
+    ] = None,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
@@ -85,7 +88,7 @@ def train(
         built = world.begin(build, lambda made: made, lambda told: told)
         out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
         console = Console(quiet=world.rank > 0)
-        session = train_run(built, out, place, resume, console, trust_code, corrections, world)
+        session = train_run(built, out, place, resume, console, trust_code, corrections, world, logger or ())
     if world.rank:
         return
     row = session.progress.rows[-1]
@@ -270,11 +273,15 @@ def review(
     run: Annotated[Path, typer.Argument(help="run folder")],
     port: Annotated[int, typer.Option(help="port on 127.0.0.1; 0: any that is free")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
+    export: Annotated[Path | None, typer.Option(help="write the decisions to this csv, and show no page")] = None,
 ) -> None:
     """A local web page to look through and correct labels."""
-    from crosel.review import serve_review
+    from crosel.review import export_corrections, serve_review
 
-    serve_review(run, port, not no_browser)
+    if export is None:
+        serve_review(run, port, not no_browser)
+    else:
+        typer.echo(f"{export_corrections(run, export):,} decisions: {export}")
 
 
 @app.command()
