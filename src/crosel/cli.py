@@ -280,6 +280,8 @@ def review(
 
     if export is None:
         serve_review(run, port, not no_browser)
+    elif (run / "config.yaml").is_file() and not (run / "review.jsonl").is_file():
+        raise UserError(f"{run}: nothing is decided yet; review it first: crosel review {run}")
     else:
         typer.echo(f"{export_corrections(run, export):,} decisions: {export}")
 

@@ -35,10 +35,7 @@ def export_corrections(run: Path, out: Path) -> int:
     saved = folder.read_candidates()
     n, classes, ids = len(saved["candidates"]), tuple(map(str, saved["classes"])), saved_ids(saved)
     decisions = Decisions(n)
-    lines = read_lines(run / "review.jsonl")
-    if not lines:
-        raise UserError(f"{run}: nothing is decided yet; review it first: crosel review {run}")
-    replay(lines, decisions, _Rows(ids).of_entry, classes)
+    replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, classes)
     atomic_write(out, corrections_csv(decisions, ids, classes))
     return int((decisions.kinds > 0).sum())
 
