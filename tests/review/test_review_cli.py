@@ -45,7 +45,9 @@ def test_review_kill_review_export_train(
     child, address = start(fork_server, run)
     visit.open(address)
     visit.done(3)  # nothing lost
-    visit.press("a", "a", "u")
+    visit.press("a", "a")
+    visit.done(5)
+    visit.press("u")
     visit.done(4)
     assert visit.faults == []
     child.signal(signal.SIGINT)
