@@ -247,12 +247,13 @@ def bench(
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
     data: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="show the cells and where they stand, and run nothing")] = False,
+    oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
     device: Device = "auto",
 ) -> None:
-    """Run all cells of a suite; what is done is skipped, what broke goes on."""
+    """Run all cells of a suite, or its search; what is done is skipped, what broke goes on."""
     from crosel.bench import bench_command
 
-    if not bench_command(suite, out, on, seeds, jobs, tuple(set_ or ()), data, list_, device, typer.echo):
+    if not bench_command(suite, out, on, seeds, jobs, tuple(set_ or ()), data, list_, device, oracle, typer.echo):
         raise SystemExit(1)  # typer.Exit would be lost: main() runs the app without its standalone mode
 
 
