@@ -4,7 +4,7 @@
     python benchmarks/review_load.py --clients 50 --seconds 300      # the longer form: no error, memory flat
     python benchmarks/review_load.py --run RUN                       # the examples of a real run
 
-Otherwise made-up examples of CIFAR-10's size; server and clients each in a process of their own, on loopback only. Every
+Otherwise made-up examples of CIFAR-10's size; server and clients each in a process of its own, on loopback only. Every
 client asks again as soon as it has its answer: pages under random filters, thumbnails, classes, decisions.
 It ends after --seconds or --requests, whichever comes first. Exit code 1: an error, or a 95th percentile over --limit.
 """
