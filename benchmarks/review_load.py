@@ -2,9 +2,10 @@
 
     python benchmarks/review_load.py --clients 8 --seconds 20 --out review_load.json
     python benchmarks/review_load.py --clients 50 --seconds 300      # the longer form: no error, memory flat
+    python benchmarks/review_load.py --run RUN                       # the examples of a real run
 
-Made-up examples of CIFAR-10's size; server and clients each in a process of their own, on loopback only. Every client
-asks again as soon as it has its answer: pages under random filters, thumbnails, all classes of an example, decisions.
+Otherwise made-up examples of CIFAR-10's size; server and clients each in a process of its own, on loopback only. Every
+client asks again as soon as it has its answer: pages under random filters, thumbnails, classes, decisions.
 It ends after --seconds or --requests, whichever comes first. Exit code 1: an error, or a 95th percentile over --limit.
 """
 
@@ -31,6 +32,7 @@ TOKEN = "load"
 
 def examples(n: int, k: int) -> Any:
     from crosel.labels import FLAGS
+    from crosel.outcome import Selection
     from crosel.review.examples import Examples
 
     draw = np.random.default_rng(0)
@@ -43,22 +45,29 @@ def examples(n: int, k: int) -> Any:
         sets, labels, p.max(axis=1).astype(np.float32), ["both"] * n,
         draw.choice(len(FLAGS), n, p=[0.7, 0.05, 0.15, 0.1]).astype(np.int8), "load",
         x=draw.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), probabilities=p,
-        networks={"labels": np.stack([labels, labels]), "confidence": draw.random((2, n)).astype(np.float32),
-                  "mask": draw.random((2, n)) < 0.8},
+        selection=Selection(
+            np.stack([labels, labels]).astype(np.int32), draw.random((2, n)).astype(np.float32),
+            draw.random((2, n)) < 0.8, draw.integers(0, 40, (2, n)).astype(np.int32),
+            draw.integers(0, k, (2, 3, n)).astype(np.int32), draw.random((2, 3, n)).astype(np.float32),
+        ),
     )  # fmt: skip
 
 
-def serve(n: int, k: int, log: Path, ready: Any) -> None:
+def serve(run: Path | None, n: int, k: int, log: Path, ready: Any) -> None:
     import asyncio
 
     import uvicorn
 
     from crosel.review.app import build_app
+    from crosel.review.load import load_examples
     from crosel.review.serve import listen
 
     listener = listen(0)
-    app = build_app(examples(n, k), log, TOKEN)
-    ready.send(listener.getsockname()[1])
+    began = time.perf_counter()
+    found = examples(n, k) if run is None else load_examples(run)
+    app = build_app(found, log, TOKEN)
+    seconds = time.perf_counter() - began
+    ready.send((listener.getsockname()[1], found.n, len(found.classes), round(seconds, 2)))
     config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none", http="h11", limit_concurrency=256)
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
 
@@ -152,6 +161,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--run", type=Path, default=None, help="run folder; default: made-up examples")
     parser.add_argument("--examples", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--limit", type=float, default=100.0, help="95th percentile allowed, in ms")
@@ -161,9 +171,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "review.jsonl"
         port_in, port_out = context.Pipe(duplex=False)
-        server = context.Process(target=serve, args=(a.examples, a.classes, log, port_out), daemon=True)
+        server = context.Process(target=serve, args=(a.run, a.examples, a.classes, log, port_out), daemon=True)
         server.start()
-        port = port_in.recv()
+        port, a.examples, a.classes, ready_in = port_in.recv()
         times_in, times_out = context.Pipe(duplex=False)
         load = context.Process(target=clients, args=(port, a, times_out), daemon=True)
         load.start()
@@ -180,6 +190,7 @@ def main() -> int:
         lines = log.read_text().count("\n")
     written = sum(kind in ("decision", "undo") for kind, _ in times)
     result = {
+        "source": "made-up examples" if a.run is None else "a run", "seconds_to_load": ready_in,
         "clients": a.clients, "examples": a.examples, "classes": a.classes, "seconds": round(seconds, 1),
         "requests_per_second": round(len(times) / seconds, 1), "errors": len(errors), "first_errors": errors[:5],
         "server_processor_ms_per_request": round(1000 * cpu / len(times), 2),

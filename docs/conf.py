@@ -25,7 +25,7 @@ html_show_sphinx = False
 smartquotes = False  # they would turn --out into –out
 html_math_renderer = "mathml"
 
-myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_block"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 
 default_role = "code"  # docstrings write `name`

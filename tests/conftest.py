@@ -8,9 +8,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches a
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from _browser import chromium
 from _runs import ForkServer
 from _support import TINY, CroselCli, TinyRun, run_cli, small_arrays
 
@@ -42,3 +44,10 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     server = ForkServer(tmp_path_factory.mktemp("children"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Not for the whole session: while it is open, no other test of the process can run an event loop."""
+    with chromium() as found:
+        yield found

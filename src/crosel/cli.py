@@ -55,6 +55,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
     seed: Annotated[int | None, typer.Option(help="decides sets, weights and all draws")] = None,
     corrections: Annotated[Path | None, typer.Option(help="known labels from a review (csv or jsonl)")] = None,
+    logger: Annotated[
+        list[str] | None, typer.Option(help="metrics also to tensorboard or wandb; may be repeated")
+    ] = None,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
@@ -85,7 +88,7 @@ def train(
         built = world.begin(build, lambda made: made, lambda told: told)
         out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
         console = Console(quiet=world.rank > 0)
-        session = train_run(built, out, place, resume, console, trust_code, corrections, world)
+        session = train_run(built, out, place, resume, console, trust_code, corrections, world, logger or ())
     if world.rank:
         return
     row = session.progress.rows[-1]
@@ -238,18 +241,19 @@ def report(
 def bench(
     suite: Annotated[str, typer.Argument(help="name of a suite (`crosel bench list` names them), or a YAML file")],
     out: Annotated[Path | None, typer.Option(help="folder for the runs; default bench/SUITE")] = None,
-    on: Annotated[str, typer.Option(help="where cells run: local")] = "local",
+    on: Annotated[str, typer.Option(help="where cells run: local or ray")] = "local",
     seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds, instead of the suite's own")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once; on Ray, how many share a GPU")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
     data: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="show the cells and where they stand, and run nothing")] = False,
+    oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
     device: Device = "auto",
 ) -> None:
-    """Run all cells of a suite; what is done is skipped, what broke goes on."""
+    """Run all cells of a suite, or its search; what is done is skipped, what broke goes on."""
     from crosel.bench import bench_command
 
-    if not bench_command(suite, out, on, seeds, jobs, tuple(set_ or ()), data, list_, device, typer.echo):
+    if not bench_command(suite, out, on, seeds, jobs, tuple(set_ or ()), data, list_, device, oracle, typer.echo):
         raise SystemExit(1)  # typer.Exit would be lost: main() runs the app without its standalone mode
 
 
@@ -270,11 +274,17 @@ def review(
     run: Annotated[Path, typer.Argument(help="run folder")],
     port: Annotated[int, typer.Option(help="port on 127.0.0.1; 0: any that is free")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
+    export: Annotated[Path | None, typer.Option(help="write the decisions to this csv, and show no page")] = None,
 ) -> None:
     """A local web page to look through and correct labels."""
-    from crosel.review import serve_review
+    from crosel.review import export_corrections, serve_review
 
-    serve_review(run, port, not no_browser)
+    if export is None:
+        serve_review(run, port, not no_browser)
+    elif (run / "config.yaml").is_file() and not (run / "review.jsonl").is_file():
+        raise UserError(f"{run}: nothing is decided yet; review it first: crosel review {run}")
+    else:
+        typer.echo(f"{export_corrections(run, export):,} decisions: {export}")
 
 
 @app.command()

@@ -16,17 +16,26 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+_SHARES = (
+    ("test_accuracy", "accuracy"), ("selection_ratio", "S-ratio"), ("oracle_selection_accuracy", "S-acc"),
+    ("covering_rate", "covering"),
+)  # fmt: skip
+
+
+def epoch_cells(row: Row) -> dict[str, str]:
+    """What people see of one line of metrics.jsonl, by name."""
+    shares = {name: percent(row[key]) for key, name in _SHARES if key in row}
+    first = {"epoch": str(row["epoch"]), "phase": row["phase"], "loss": f"{row['loss']:.4f}"}
+    return first | shares | {"time": f"{row['seconds']:.1f} s"}
+
+
 def epoch_line(row: Row, epochs: int) -> str:
     """The console's view of one line of metrics.jsonl."""
-    parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"{row['phase']:<9}", f"loss {row['loss']:.4f}"]
-    for key, name in (
-        ("test_accuracy", "accuracy"), ("selection_ratio", "S-ratio"), ("oracle_selection_accuracy", "S-acc"),
-        ("covering_rate", "covering"),
-    ):  # fmt: skip
-        if key in row:
-            parts.append(f"{name} {percent(row[key])}")
-    parts.append(f"{row['seconds']:.1f} s")
-    return "  ".join(parts)
+    cells = epoch_cells(row)
+    parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"{cells.pop('phase'):<9}"]
+    seconds = cells.pop("time")
+    parts += [f"{name} {value}" for name, value in cells.items() if name != "epoch"]
+    return "  ".join([*parts, seconds])
 
 
 class Console:

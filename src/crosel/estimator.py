@@ -48,6 +48,7 @@ from crosel.estimator_model import (
 )
 from crosel.labels import LabelTable, label_table
 from crosel.memory import check_budget, one_line_when_out_of_memory
+from crosel.notebook import NotebookConsole, in_notebook
 from crosel.session import Session, build_session, pick_device, resolve
 from crosel.train import fit as train
 
@@ -72,7 +73,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         happen to occur in no set.
     random_state : int, None or RandomState; decides starting weights and all draws.
     device : "auto", "cpu" or "cuda".
-    verbose : True shows one line an epoch on standard error.
+    verbose : True shows progress: live in a notebook, else one line an epoch on standard error. None, the default,
+        shows it in notebooks only.
 
     Attributes
     ----------
@@ -107,7 +109,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         classes: Any = None,
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         self.method = method
         self.epochs = epochs
@@ -149,7 +151,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             trust_code=True,  # whoever names code in a Python program could as well have called it
         )
         _check_batch(session)
-        console = Console(quiet=not self.verbose)
+        console = self._console()
         try:
             check_budget(session)
             with one_line_when_out_of_memory(session.batch_size, session.device, config.train.data_on):
@@ -161,6 +163,11 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self._keep_labels(label_table(session))
         self._model = FittedModel.of(session, pixels, factory)
         return self
+
+    def _console(self) -> Console:
+        if self.verbose is not False and in_notebook():
+            return NotebookConsole()
+        return Console(quiet=not self.verbose)
 
     def _training_inputs(self, X: Any) -> tuple[NDArray[Any], str | None]:
         X = plain_array(X)
@@ -349,7 +356,7 @@ class CroSelClassifier(PartialLabelClassifier):
         classes: Any = None,
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         # Not super().__init__(): it would set `method`, which is no parameter here.
         self.epochs = epochs

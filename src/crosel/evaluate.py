@@ -67,7 +67,7 @@ def training_metrics(session: Session) -> dict[str, float]:
 
 
 _NEEDED = ("torch", "numpy", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
-_OPTIONAL = ("scipy", "pillow", "ray")
+_OPTIONAL = ("scipy", "pillow", "ray", "optuna")
 
 
 def _installed(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.distributed import ONE, World
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels
+from crosel.loggers import LoggerWatcher, check_loggers
 from crosel.memory import check_budget, one_line_when_out_of_memory
 from crosel.outcome import write_predictions, write_selection
 from crosel.report import write_report
@@ -68,13 +69,15 @@ def train_run(
     trust_code: bool = False,
     corrections: Path | None = None,
     world: World = ONE,
+    loggers: Sequence[str] = (),
 ) -> Session:
     """Train into a run folder; with `resume`, go on with the run that is there, if there is one.
 
     `trust_code` lets a network named `module:factory` be imported. `corrections` is a file of known labels, as a review
     leaves it: their examples get a candidate set of that one label. Of several ranks only the first looks at the run
-    folder, and the others begin with what it tells them.
+    folder, and the others begin with what it tells them. `loggers` names other places for the metrics.
     """
+    check_loggers(loggers)
     console = console or Console(quiet=True)
     folder, stop = RunFolder(out), StopFlag()
     try:
@@ -100,7 +103,10 @@ def train_run(
             elif folder.is_done:
                 console.say(f"{out} is finished already")
             else:
-                fit(session, (folder, console), stop)
+                others = [LoggerWatcher(name, folder.path, session, console.say) for name in loggers]
+                for watcher in others:
+                    held.callback(watcher.close)
+                fit(session, (folder, console, *others), stop)
                 finish(folder, session)
             return session
     except Interrupted:

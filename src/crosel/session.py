@@ -180,7 +180,7 @@ def build_session(
     classes = len(data.classes)
     factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code)
     batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
-    if batch_size < 2 * world.size:
+    if world.size > 1 and batch_size < 2 * world.size:
         raise UserError(
             f"a step has {batch_size} examples and there are {world.size} ranks: each needs two or more; "
             "raise train.batch_size or start fewer processes"

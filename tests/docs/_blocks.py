@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _FILE = re.compile(r"<!-- file: (\S+) -->")
 _NOT_RUN = re.compile(r"Not run in the tests \((.+)\)\s*(?:-->)?\s*$", re.S)
 _OPTION = re.compile(r":([\w-]+):[ ]?(.*)")
 _PERCENT = re.compile(r"\d+(?:\.\d+)? %")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 TOLERANCE = 5.0  # points: what a tiny run gives depends a little on the processor
 
 
@@ -83,7 +85,7 @@ class Reader:
     def follow(self, block: Block) -> None:
         if block.not_run is not None:
             return
-        if block.language == "python":
+        if block.language == "python" and not block.caption:
             exec(compile(block.code, block.place, "exec", dont_inherit=True), self.names)
         elif block.language == "console":
             for command, shown in commands(block):
@@ -99,7 +101,11 @@ class Reader:
             result = run_cli(*words[1:])
             code, said = result.code, result.err + result.out
         else:
-            done = subprocess.run(command, shell=True, cwd=self.folder, capture_output=True, text=True, check=False)
+            if words[0] == "python":  # the one that has crosel
+                command = f"{shlex.quote(sys.executable)} {command.removeprefix('python')}"
+            done = subprocess.run(
+                command, shell=True, cwd=self.folder, capture_output=True, text=True, check=False, env=ENVIRONMENT
+            )
             code, said = done.returncode, done.stderr + done.stdout
         refused = code == 2 and bool(shown) and shown[0].startswith("crosel: ")  # the page shows the refusal
         assert code == 0 or refused, f"{block.place}: {command}\n{said}"

@@ -26,10 +26,12 @@ from PIL import Image
 
 from crosel import UserError
 from crosel.labels import FLAGS
-from crosel.review import examples as examples_module
+from crosel.review import load as load_module
 from crosel.review import make_app, serve_review
-from crosel.review.examples import KEYS, SORTS, STATES, Examples, Query, load_examples, reduced
+from crosel.review.examples import KEYS, Examples, reduced
 from crosel.review.guard import MAX_BODY
+from crosel.review.load import load_examples
+from crosel.review.search import SORTS, STATES, Query
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed, and the test client needs it")
 pytest.importorskip("fastapi", reason="the extra 'review' is not installed")
@@ -138,7 +140,11 @@ def test_cards_say_what_the_run_folder_says(client: TestClient) -> None:
                    for c in card["candidates"])  # fmt: skip
         top = int(examples.probabilities[row].argmax())
         assert ("outside" in card) == (top not in inside)
-        assert [n["selected"] for n in card["networks"]] == examples.networks["mask"][:, row].tolist()  # type: ignore[index]
+        said = examples.selection
+        assert said is not None
+        assert said.past_labels is not None
+        assert [n["selected"] for n in card["networks"]] == said.mask[:, row].tolist()
+        assert [n["past"] for n in card["networks"]] == said.past_labels[:, :, row].tolist()
         order = client.get(f"/api/classes/{row}").json()
         assert sorted(o["label"] for o in order) == list(range(12))
         assert [o["inside"] for o in order] == sorted(o["inside"] for o in order)
@@ -369,7 +375,7 @@ def test_a_real_run(tiny_run: TinyRun, tmp_path: Path) -> None:
         examples = examples_of(client)
         assert (examples.n, examples.has_images, examples.notes) == (96, True, [])
         assert examples.probabilities is not None
-        assert examples.networks is not None
+        assert examples.selection is not None
         given = examples.probabilities[np.arange(96), examples.labels]
         assert np.allclose(given, examples.confidence, atol=2e-3)
         client.post("/api/decisions", json={"row": 1, "label": None})
@@ -383,7 +389,10 @@ def test_a_run_without_its_data_checkpoint_or_selection(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_run.path, run)
-    monkeypatch.setattr(examples_module, "SECONDS", -1.0)
+    monkeypatch.setattr(load_module, "SECONDS", -1.0)
+    saved_in_run = load_examples(run)
+    assert saved_in_run.probabilities is not None
+    (run / "predictions.npz").unlink()
     config = (run / "config.yaml").read_text()
     batch = re.sub(r"eval_batch_size: \d+", "eval_batch_size: 10", config)
     (run / "config.yaml").write_text(batch)
@@ -400,7 +409,7 @@ def test_a_run_without_its_data_checkpoint_or_selection(
     (run / "selection.npz").write_bytes(b"")
     poor = load_examples(run)
     assert poor.probabilities is None
-    assert poor.networks is None
+    assert poor.selection is None
     assert poor.has_images
     (run / "config.yaml").write_text(batch.replace("images.npz", "gone.npz"))
     assert load_examples(run).x is None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from _browser import CONTRAST, CUT, Visit, axe_faults
 from _examples import made_up
 from _server import Server, served
 from _support import TinyRun
@@ -19,51 +19,6 @@ from crosel.review import export_corrections
 from crosel.review.examples import Examples
 
 pytest.importorskip("fastapi", reason="the extra 'review' is not installed")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser test")
-CHROMIUM = os.environ.get("CROSEL_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: no browser test")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        # Without a sandbox, since tests often run as root in a container; only our own page is opened.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A page that remembers what went wrong in it, and what it asked for."""
-
-    def __init__(self, browser: Any, address: str, width: int = 1440, scheme: str = "light") -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
-        self.faults: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda m: self.faults.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.open(address)
-
-    def open(self, address: str) -> None:
-        self.page.goto(address)
-        self.page.wait_for_selector("article.current")
-
-    def press(self, *keys: str) -> None:
-        """Each key, and then until the log holds it."""
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def done(self, count: int) -> None:
-        self.page.wait_for_function("n => document.getElementById('done').textContent.startsWith(n + ' of')", arg=count)
-
-    def current(self) -> str:
-        return str(self.page.inner_text("article.current h2"))
-
-    def close(self) -> None:
-        self.context.close()
 
 
 def copy_of(run: Path, folder: Path) -> Path:
@@ -189,32 +144,20 @@ def test_legible_at_both_widths_light_and_dark(browser: Any, kind: str, tmp_path
         visit.close()
 
 
-# Text that runs out of its box, or is smaller than 12 pixels.
-CUT = """() => [...document.querySelectorAll("main *")].filter((e) => e.getClientRects().length && e.textContent && (
-  parseFloat(getComputedStyle(e).fontSize) < 12 ||
-  (e.matches("button, h2, p, dd, .word") && e.clientWidth && e.scrollWidth > e.clientWidth + 1)
-)).map((e) => `${e.tagName}.${e.className}: ${e.textContent.slice(0, 40)}`)"""
-
-# Text and what lies behind it must differ by 4.5 to 1 (WCAG 2, AA); semi-transparent colours are laid over each other.
-CONTRAST = r"""() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const parse = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data].map((v, i) => (i < 3 ? v : v / 255)); };
-  const light = (colour) => colour.slice(0, 3).map((v) => v / 255)
-    .map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  const behind = (e) => { for (; e; e = e.parentElement) {
-    const c = parse(getComputedStyle(e).backgroundColor); if (c[3] > .99) return c; } return [255, 255, 255, 1]; };
-  const faults = [];
-  for (const e of document.querySelectorAll("body *")) {
-    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !e.getClientRects().length || e.closest(":disabled, option, .jump")) continue;
-    const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
-    const ratio = (a + .05) / (b + .05);
-    if (ratio < 4.5) faults.push(`${e.tagName}.${e.className}: ${ratio.toFixed(2)}`);
-  }
-  return [...new Set(faults)];
-}"""
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])
+def test_axe_finds_no_serious_fault(browser: Any, width: int, scheme: str, tmp_path: Path) -> None:
+    """On few cards: all are built alike, and axe looks long at many."""
+    with served(made_up(3, 12, side=32), tmp_path / "review.jsonl") as address:
+        visit = Visit(browser, address, width, scheme)
+        visit.press("s")
+        visit.page.wait_for_selector("article.decided")
+        assert axe_faults(visit.page) == []
+        for key, dialog in (("o", "#choose[open] [role=option]"), ("?", "#help[open]")):
+            visit.press(key)
+            visit.page.wait_for_selector(dialog)
+            assert axe_faults(visit.page) == []
+            visit.press("Escape")
+        visit.close()
 
 
 def test_names_stay_text_and_the_search_finds_them(browser: Any, tmp_path: Path) -> None:

@@ -6,22 +6,28 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from shlex import join
+from typing import TYPE_CHECKING
 
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
 from crosel.bench.local import run_local
-from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites
+from crosel.bench.on_ray import run_ray
+from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites, with_seeds
+from crosel.console import percent
 from crosel.errors import Interrupted, UserError, did_you_mean
 from crosel.files import make_folder
 from crosel.runner import stop_signals
 
+if TYPE_CHECKING:
+    from crosel.bench.search import Found
+
 __all__ = [
     "EXECUTORS", "Cell", "CellResult", "Executor", "Options", "Suite", "bench_command", "expand",
-    "failure_lines", "list_lines", "parse_suite", "read_suite", "run_cell", "run_cells", "run_suite", "suite_lines",
-    "suites",
+    "failure_lines", "list_lines", "parse_suite", "read_suite", "run_cell", "run_cells", "run_suite",
+    "search_suite", "suite_lines", "suites",
 ]  # fmt: skip
 
-EXECUTORS: dict[str, Executor] = {"local": run_local}
+EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 
 
 def run_suite(
@@ -41,11 +47,36 @@ def run_suite(
     Raises Interrupted on Ctrl-C or SIGTERM, when every run under way has saved its state.
     """
     suite = read_suite(suite) if isinstance(suite, str) else suite
+    if suite.search is not None:
+        raise UserError(f"{suite.place} has a search in it: search_suite runs that")
     cells = expand(suite, seeds, data_dir, settings)
     options = Options(out, device, jobs)
     board = Board(cells, options, quiet=quiet)
     board.say(f"{suite.title}: {len(cells)} cells into {out}")
     return run_cells(cells, options, find_executor(on), board)
+
+
+def search_suite(
+    suite: str | Suite,
+    out: Path,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    on: str = "local",
+    data_dir: Path | None = None,
+    settings: Iterable[str] = (),
+    oracle: bool = False,
+    quiet: bool = True,
+) -> Found:
+    """Run the search of a suite into `out`, or go on with it; trials are judged without true labels unless `oracle`."""
+    from crosel.bench.search import run_search
+
+    suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)
+    if suite.search is None:
+        raise UserError(f"{suite.place} has no search in it")
+    options = Options(out, device, jobs)
+    return run_search(suite, options, find_executor(on), run_cells, data_dir, settings, oracle, quiet)
 
 
 def find_executor(on: str) -> Executor:
@@ -82,6 +113,19 @@ def run_cells(cells: Sequence[Cell], options: Options, execute: Executor, board:
             done = sum(result.status in ("done", "skipped") for result in results.values())
             raise Interrupted(f"stopped with {done} of {len(cells)} cells done; the same command goes on")
     return [results[cell.name] for cell in cells]
+
+
+def search_lines(found: Found) -> list[str]:
+    """The best trials, and what to do with the best one."""
+    lines = []
+    for trial in found.trials[:5]:
+        settings = "  ".join(f"{name}={value}" for name, value in trial.settings.items())
+        shown = "failed" if trial.score is None else f"{found.score} {percent(trial.score)}"
+        lines.append(f"trial {trial.number:>3}  {shown}  {settings}{f'  ({trial.line})' if trial.line else ''}")
+    lines.append(f"{len(found.trials)} trials: {found.table}")
+    if found.best is not None:
+        lines.append(f"train the best one on all examples: crosel train --config {found.best}")
+    return lines
 
 
 def failure_lines(results: Iterable[CellResult]) -> list[str]:
@@ -121,15 +165,29 @@ def bench_command(
     data_dir: Path | None,
     only_list: bool,
     device: str,
+    oracle: bool,
     echo: Callable[[str], object],
 ) -> bool:
-    """What `crosel bench` does; False if a cell failed."""
+    """What `crosel bench` does; False if a cell failed, or if no trial of a search came to an end."""
     if name == "list":
         for line in suite_lines():
             echo(line)
         return True
     suite = read_suite(name)
     out = out or Path("bench") / suite.name
+    if suite.search is not None and only_list:
+        echo(f"{suite.title}: a search of {suite.search.trials} trials over {', '.join(suite.search.space)}")
+        return True
+    if suite.search is not None:
+        found = search_suite(
+            suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings,
+            oracle=oracle, quiet=False,
+        )  # fmt: skip
+        for line in search_lines(found):
+            echo(line)
+        return found.best is not None
+    if oracle:
+        raise UserError("--oracle is for suites with a search in them")
     if only_list:
         for line in list_lines(expand(suite, seeds, data_dir, settings), out):
             echo(line)

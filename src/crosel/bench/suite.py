@@ -11,6 +11,7 @@
 
 `parts` (a list of further base and grid, over the common ones) joins grids that do not multiply. A preset may name
 `{source}` and `{method}`; a setting whose value is `"{seed}"` gets the run's seed (`data.split_seed: "{seed}"`).
+In place of a grid there may be a `search` (see `crosel.bench.space`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -27,11 +28,12 @@ from typing import Any
 
 import yaml
 
+from crosel.bench.space import Search, parse_search
 from crosel.config import RunConfig, build_config, read_yaml
 from crosel.errors import UserError, did_you_mean
 
 Settings = dict[str, Any]  # dotted names and their values
-_SUITE_KEYS = ("title", "seeds", "base", "grid", "parts")
+_SUITE_KEYS = ("title", "seeds", "base", "grid", "parts", "search")
 _PART_KEYS = ("base", "grid")
 # What `crosel train` has a flag for, and what is therefore no `--set`.
 _FLAGS = ("source", "preset", "candidates", "method")
@@ -58,10 +60,13 @@ class Suite:
     seeds: tuple[int, ...]
     parts: tuple[Part, ...]
     place: str = ""  # what to call it in an error: the file, or the name of one that comes with crosel
+    search: Search | None = None  # trials in place of a grid
 
     @property
     def size(self) -> int:
         """How many cells it has."""
+        if self.search is not None:
+            return len(self.seeds) * self.search.trials
         return len(self.seeds) * sum(math.prod(map(len, part.axes)) for part in self.parts)
 
 
@@ -113,7 +118,9 @@ def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
             _check_keys(part, _PART_KEYS, place, f"{where}: ")
             more = _flat(part.get("base", {}), place, f"{where}, base")
             parts.append(Part({**base, **more}, axes + _axes(part.get("grid", {}), place, f"{where}, grid")))
-    return Suite(name, str(content.get("title", name)), _seeds(content.get("seeds", 1), place), tuple(parts), place)
+    search = parse_search(content["search"], place) if "search" in content else None
+    seeds = _seeds(content.get("seeds", 1), place)
+    return Suite(name, str(content.get("title", name)), seeds, tuple(parts), place, search)
 
 
 def expand(
@@ -141,6 +148,10 @@ def expand(
                     raise UserError(f"{suite.place}: {twin} and {cell.name} are the same run{_overridden(extra)}")
                 cells[cell.name] = cell
     return list(cells.values())
+
+
+def with_seeds(suite: Suite, seeds: int | Sequence[int] | None) -> Suite:
+    return suite if seeds is None else replace(suite, seeds=_seeds(seeds, "seeds"))
 
 
 def _cell(

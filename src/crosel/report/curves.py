@@ -66,6 +66,8 @@ def figures(charts: Iterable[Chart]) -> list[Figure]:
 def _y_ticks(chart: Chart, ys: list[float]) -> list[float]:
     low = min(ys) if chart.low is None else min(chart.low, *ys)
     high = max(ys) if chart.high is None else max(chart.high, *ys)
+    if low == high == 0:  # nothing happened: the line lies on the floor
+        high = 1.0
     return share_ticks(low, high) if chart.percent and low >= 0 and high <= 1 else ticks(low, high)
 
 

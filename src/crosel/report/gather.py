@@ -157,11 +157,11 @@ def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
         raise UserError(f"{path}: not a table of labels as crosel writes it ({error})") from None
 
 
-def training_inputs(run: RunData, data: Dataset | None) -> NDArray[Any] | None:
-    """The training images [n, c, h, w] or features [n, d], where they can still be had."""
+def training_inputs(config: RunConfig, fingerprint: str, data: Dataset | None = None) -> NDArray[Any] | None:
+    """The training images [n, c, h, w] or features [n, d] of a run; None where they have changed since.
+
+    What cannot be read at all is a UserError or an OSError.
+    """
     if data is None:
-        try:
-            data = with_classes_of(load_data(run.config), run.config.candidates)
-        except (UserError, OSError):  # moved or deleted since: the report goes without pictures
-            return None
-    return data.x if data.fingerprint() == run.fingerprint else None
+        data = with_classes_of(load_data(config), config.candidates)
+    return data.x if data.fingerprint() == fingerprint else None

@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from crosel.data import Dataset
+from crosel.errors import UserError
 from crosel.files import atomic_write, make_folder
 from crosel.report import run_figures
 from crosel.report.compare import comparison_page
@@ -41,9 +42,12 @@ def _inputs(runs: Sequence[RunData], data: Dataset | None) -> list[NDArray[Any] 
     """Each run's training inputs; those of the same data are read once."""
     known: dict[str, NDArray[Any] | None] = {}
     for run in runs:
-        if run.fingerprint not in known:
-            known[run.fingerprint] = training_inputs(run, data) if run.labels is not None else None
-    return [known[run.fingerprint] for run in runs]
+        if run.labels is not None and known.get(run.fingerprint) is None:
+            try:
+                known[run.fingerprint] = training_inputs(run.config, run.fingerprint, data)
+            except (UserError, OSError):  # moved or deleted since: the report goes without pictures
+                known[run.fingerprint] = None
+    return [known.get(run.fingerprint) for run in runs]
 
 
 def write_plots(figures: Sequence[Figure], folder: Path) -> None:

@@ -18,7 +18,7 @@ def make_app(run: Path, token: str) -> FastAPI:
     """The page and its answers, for whoever knows the token."""
     _check_installed()
     from crosel.review.app import build_app
-    from crosel.review.examples import load_examples
+    from crosel.review.load import load_examples
 
     return build_app(load_examples(run), run / "review.jsonl", token)
 

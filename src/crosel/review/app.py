@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, HTTPException, Query, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Response
 from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict
@@ -18,9 +18,10 @@ from crosel.errors import UserError
 from crosel.labels import FLAGS
 from crosel.report.page import style
 from crosel.review.corrections import corrections_csv
-from crosel.review.examples import STATES, Examples
-from crosel.review.examples import Query as Wanted
+from crosel.review.examples import Examples
 from crosel.review.guard import Guard
+from crosel.review.search import STATES
+from crosel.review.search import Query as Wanted
 from crosel.review.store import Decision, DecisionLog
 
 PAGE = 60
@@ -39,76 +40,116 @@ class NewDecision(BaseModel):
 
 
 def build_app(examples: Examples, log_path: Path, token: str) -> FastAPI:
-    log = DecisionLog(log_path, examples.ids, examples.classes)
-    decisions = log.decisions
+    desk = Desk(examples, DecisionLog(log_path, examples.ids, examples.classes))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        log.close()
+        desk.log.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, token=token)
-    app.state.examples, app.state.log = examples, log
+    app.state.examples, app.state.log = examples, desk.log
+    for routes in (page_routes(), picture_routes(desk), question_routes(desk), decision_routes(desk)):
+        app.include_router(routes)
+    return app
 
-    def check_row(row: int | None) -> None:
-        if row is not None and row >= examples.n:
+
+class Desk:
+    """The examples with the decisions about them, as the answers show them."""
+
+    def __init__(self, examples: Examples, log: DecisionLog) -> None:
+        self.examples, self.log, self.decisions = examples, log, log.decisions
+
+    def check_row(self, row: int | None) -> None:
+        if row is not None and not 0 <= row < self.examples.n:
             raise HTTPException(404, "no such example")
 
-    def check_label(label: int | None) -> None:
-        if label is not None and not 0 <= label < len(examples.classes):
+    def check_label(self, label: int | None) -> None:
+        if label is not None and not 0 <= label < len(self.examples.classes):
             raise HTTPException(422, "no such class")
 
-    def progress() -> dict[str, Any]:
-        counts = decisions.counts()
-        return {**counts, "done": sum(counts.values()), "n": examples.n}
+    def progress(self) -> dict[str, Any]:
+        counts = self.decisions.counts()
+        return {**counts, "done": sum(counts.values()), "n": self.examples.n}
 
-    def decided(row: int) -> dict[str, Any] | None:
-        decision = decisions.get(row)
+    def decided(self, row: int) -> dict[str, Any] | None:
+        decision = self.decisions.get(row)
         return None if decision is None else {"decision": decision.kind, "label": decision.label}
 
+    def decide(self, row: int, label: int | None) -> None:
+        if label is None:
+            decision = Decision("skip")
+        elif label == self.examples.labels[row]:
+            decision = Decision("accept", label)
+        else:
+            decision = Decision("choose" if self.examples.sets[row, label] else "outside", label)
+        self.log.decide(row, decision)
+
+
+# --- what does not change -----------------------------------------------------------------------------------------
+
+
+def page_routes() -> APIRouter:
+    routes = APIRouter()
+    page = _file("page.html")
     files = {
-        "page.js": ("text/javascript; charset=utf-8", _file("crosel.review", "page.js")),
-        "page.css": ("text/css; charset=utf-8", _file("crosel.review", "page.css")),
+        "page.js": ("text/javascript; charset=utf-8", _file("page.js")),
+        "page.css": ("text/css; charset=utf-8", _file("page.css")),
         "style.css": ("text/css; charset=utf-8", style().encode()),  # one look with the report
     }
-    page = _file("crosel.review", "page.html")
 
-    @app.get("/")
+    @routes.get("/")
     async def show_page() -> Response:
         return Response(page, media_type="text/html; charset=utf-8")
 
-    @app.get("/favicon.ico")
+    @routes.get("/favicon.ico")
     async def no_icon() -> Response:
         return Response(status_code=204)
 
-    @app.get("/static/{name}")
+    @routes.get("/static/{name}")
     async def static(name: Literal["page.js", "page.css", "style.css"]) -> Response:
         kind, content = files[name]
         return Response(content, media_type=kind)
 
-    @app.get("/image/{row}.png")
+    return routes
+
+
+def picture_routes(desk: Desk) -> APIRouter:
+    routes, examples = APIRouter(), desk.examples
+    cache = {"cache-control": "private, max-age=86400, immutable"}  # the address names the data's version
+
+    @routes.get("/image/{row}.png")
     async def image(row: Row) -> Response:
-        check_row(row)
+        desk.check_row(row)
         if not examples.has_images:
             raise HTTPException(404, "no pictures")
-        cache = {"cache-control": "private, max-age=86400, immutable"}  # the address names the data's version
         if examples.has_small_images:
             content = examples.picture(row)
         else:
             content = await run_in_threadpool(examples.picture, row)
         return Response(content, media_type="image/png", headers=cache)
 
-    @app.get("/api/run")
+    return routes
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+
+def question_routes(desk: Desk) -> APIRouter:
+    routes, examples = APIRouter(), desk.examples
+
+    @routes.get("/api/run")
     async def about() -> Response:
         present = {FLAGS[code] for code in set(examples.flags.tolist())}
         return _json({
             "name": examples.name, "about": examples.about, "classes": examples.classes, "images": examples.has_images,
             "flags": [flag for flag in FLAGS if flag and flag in present], "version": examples.version,
-            "states": STATES, "notes": [*examples.notes, *_log_notes(log)], "progress": progress(), "page": PAGE,
+            "states": STATES, "notes": [*examples.notes, *_log_notes(desk.log)], "progress": desk.progress(),
+            "page": PAGE,
         })  # fmt: skip
 
-    @app.get("/api/examples")
+    @routes.get("/api/examples")
     async def find(
         label: Annotated[int | None, Query()] = None,
         within: Literal["label", "candidates"] = "label",
@@ -122,57 +163,59 @@ def build_app(examples: Examples, log_path: Path, token: str) -> FastAPI:
         before: RowInQuery = None,
         limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
     ) -> Response:
-        check_label(label)
-        check_row(after)
-        check_row(before)
+        desk.check_label(label)
+        desk.check_row(after)
+        desk.check_row(before)
         chosen_flag = None if flag == "any" else "" if flag == "none" else flag
         wanted = Wanted(label, within, chosen_flag, low, high, text, state, sort, after, before, limit)
-        answer = examples.find(wanted, decisions)
-        cards = examples.cards(answer.rows)
-        for card in cards:
-            card["decided"] = decided(card["row"])
-        return _json({"total": answer.total, "start": answer.start, "examples": cards, "progress": progress()})
+        answer = examples.find(wanted, desk.decisions)
+        cards = [card | {"decided": desk.decided(card["row"])} for card in examples.cards(answer.rows)]
+        return _json({"total": answer.total, "start": answer.start, "examples": cards, "progress": desk.progress()})
 
-    @app.get("/api/classes/{row}")
+    @routes.get("/api/classes/{row}")
     async def all_classes(row: Row) -> Response:
-        check_row(row)
+        desk.check_row(row)
         return _json(examples.all_classes(row))
 
-    @app.post("/api/decisions")
-    def decide(new: NewDecision) -> Response:  # not async: waiting for the disk must not hold up the others
-        if not 0 <= new.row < examples.n:
-            raise HTTPException(404, "no such example")
-        check_label(new.label)
-        if new.label is None:
-            decision = Decision("skip")
-        elif new.label == examples.labels[new.row]:
-            decision = Decision("accept", new.label)
-        else:
-            decision = Decision("choose" if examples.sets[new.row, new.label] else "outside", new.label)
+    return routes
+
+
+# --- decisions ----------------------------------------------------------------------------------------------------
+
+
+def decision_routes(desk: Desk) -> APIRouter:
+    """None of them is async: waiting for the disk must not hold up the others."""
+    routes, examples = APIRouter(), desk.examples
+
+    @routes.post("/api/decisions")
+    def decide(new: NewDecision) -> Response:
+        desk.check_row(new.row)
+        desk.check_label(new.label)
         try:
-            log.decide(new.row, decision)
+            desk.decide(new.row, new.label)
         except UserError as error:
             raise HTTPException(507, f"not saved: {error}") from None
-        return _json({"row": new.row, "decided": decided(new.row), "progress": progress()})
+        return _json({"row": new.row, "decided": desk.decided(new.row), "progress": desk.progress()})
 
-    @app.post("/api/undo")
+    @routes.post("/api/undo")
     def undo() -> Response:
         try:
-            row = log.undo()
+            row = desk.log.undo()
         except UserError as error:
             raise HTTPException(507, f"not saved: {error}") from None
         if row is None:
-            return _json({"row": None, "progress": progress()})
-        card = {**examples.card(row), "decided": decided(row)}
-        return _json({"row": row, "decided": decided(row), "example": card, "progress": progress()})
+            return _json({"row": None, "progress": desk.progress()})
+        decided = desk.decided(row)
+        card = examples.card(row) | {"decided": decided}
+        return _json({"row": row, "decided": decided, "example": card, "progress": desk.progress()})
 
-    @app.get("/corrections.csv")
+    @routes.get("/corrections.csv")
     def export() -> Response:
-        content = corrections_csv(decisions, examples.ids, examples.classes)
+        content = corrections_csv(desk.decisions, examples.ids, examples.classes)
         headers = {"content-disposition": 'attachment; filename="corrections.csv"'}
         return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
 
-    return app
+    return routes
 
 
 def _json(content: Any) -> Response:
@@ -180,8 +223,8 @@ def _json(content: Any) -> Response:
     return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
 
 
-def _file(package: str, name: str) -> bytes:
-    return (resources.files(package) / name).read_bytes()
+def _file(name: str) -> bytes:
+    return (resources.files("crosel.review") / name).read_bytes()
 
 
 def _log_notes(log: DecisionLog) -> list[str]:

@@ -82,6 +82,28 @@ function choice(card, label, p, key, extra) {
   return button;
 }
 
+// "8 → 5 ×2": what a network predicted in the last epochs, the newest last.
+function past(labels) {
+  const runs = [];
+  for (const label of labels) {
+    if (runs.length && runs.at(-1).label === label) runs.at(-1).times += 1;
+    else if (label >= 0) runs.push({ label, times: 1 });
+  }
+  return runs.map((run) => (run.times > 1 ? `${word(run.label)} ×${run.times}` : word(run.label))).join(" → ");
+}
+
+function networkLine(network, index) {
+  const says = (network.past && past(network.past)) || (network.label < 0 ? "none" : word(network.label));
+  const line = make("p", "soft", `network ${index + 1}: `);
+  const history = make("span", "past", says);
+  if (network.past) history.title = `predictions of the last ${network.past.length} epochs, the newest last`;
+  line.append(history, ` ${percent(network.confidence)}`);
+  if (network.epochs) {
+    line.append(`, ${network.selected ? "selected" : "not now, but selected"} in ${network.epochs} epoch${network.epochs === 1 ? "" : "s"}`);
+  } else if (network.selected) line.append(", selected");
+  return line;
+}
+
 function fill(article, card, index) {
   article.replaceChildren();
   article.className = "card";
@@ -108,9 +130,7 @@ function fill(article, card, index) {
     facts.append(make("span", "verdict", VERDICTS[decision] + name));
   }
   for (const [i, network] of (card.networks ?? []).entries()) {
-    const says = network.label < 0 ? "none" : word(network.label);
-    const line = `network ${i + 1}: ${says}, ${percent(network.confidence)}${network.selected ? ", selected" : ""}`;
-    facts.append(make("p", "soft", line));
+    facts.append(networkLine(network, i));
   }
   if (!card.networks && card.selected) facts.append(make("p", "soft", `selected by ${card.selected}`));
   head.append(facts);

@@ -16,7 +16,7 @@ import uvicorn
 
 from crosel.errors import UserError
 from crosel.review.app import build_app
-from crosel.review.examples import load_examples, say
+from crosel.review.load import load_examples, say
 
 HOST = "127.0.0.1"  # never another one: the page is for whoever sits at this machine
 

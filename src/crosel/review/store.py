@@ -40,6 +40,8 @@ class Decisions:
     def __init__(self, n: int) -> None:
         self.kinds = np.zeros(n, np.int8)  # 0: undecided, otherwise 1 + the place in KINDS
         self.labels = np.full(n, -1, np.int32)
+        self.version = 0  # goes up with every change
+        self._counts = [n, *(0 for _ in KINDS)]  # by code
         self._stacks: dict[int, list[Decision]] = {}
         self._order: list[int] = []  # rows, in the order of the decisions that were not undone
 
@@ -72,12 +74,15 @@ class Decisions:
 
     def _show(self, row: int) -> None:
         decision = self.get(row)
-        self.kinds[row] = 0 if decision is None else _CODE[decision.kind]
+        code = 0 if decision is None else _CODE[decision.kind]
+        self._counts[int(self.kinds[row])] -= 1
+        self._counts[code] += 1
+        self.version += 1
+        self.kinds[row] = code
         self.labels[row] = -1 if decision is None else decision.label
 
     def counts(self) -> dict[str, int]:
-        found = np.bincount(self.kinds, minlength=len(KINDS) + 1)
-        return {kind: int(found[code]) for kind, code in _CODE.items()}
+        return {kind: self._counts[code] for kind, code in _CODE.items()}
 
     def in_force(self) -> Iterator[tuple[int, Decision]]:
         """(row, decision) in the order of the rows."""

@@ -1,0 +1,269 @@
+"""A search over settings (Optuna). Trials are ordinary runs, judged by what needs no true labels.
+
+The training examples are split once: trials learn from one part, written to `search/train.npz` without true labels and
+without the test set, and are judged by the candidate sets of the other (`search/held-out.npz`). Only `--oracle` puts
+true labels into the second file. The study is a journal in the bench's folder: the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from crosel import metrics
+from crosel.bench.board import Board
+from crosel.bench.cells import CellResult, Executor, Options
+from crosel.bench.space import ORACLE, Range, Search
+from crosel.bench.suite import Cell, Choice, Part, Suite, expand
+from crosel.data import Dataset, draw_candidates, load
+from crosel.data.convert import write_npz
+from crosel.errors import UserError
+from crosel.files import atomic_write, make_folder
+from crosel.run import load_data, load_run
+from crosel.session import pick_device
+from crosel.train import predict_chunks
+
+FOLDER, TRAIN, HELD_OUT = "search", "train.npz", "held-out.npz"
+JOURNAL, TABLE, BEST = "journal.log", "trials.csv", "best.yaml"
+
+
+@dataclass(frozen=True)
+class Trial:
+    number: int
+    score: float | None  # None: a cell failed
+    settings: Mapping[str, Any]
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found: all trials, and the best one's config (None: no trial came to an end)."""
+
+    trials: tuple[Trial, ...]
+    score: str
+    table: Path
+    best: Path | None
+
+
+def run_search(
+    suite: Suite,
+    options: Options,
+    execute: Executor,
+    run_cells: Any,
+    data_dir: Path | None = None,
+    settings: Iterable[str] = (),
+    oracle: bool = False,
+    quiet: bool = True,
+) -> Found:
+    """Run trials, `options.jobs` at once, until there are as many as the suite asks for."""
+    search = suite.search
+    assert search is not None
+    score, extra = search.judged(oracle), tuple(settings)
+    optuna = _optuna()
+    folder = options.out / FOLDER
+    make_folder(folder)
+    _check_no_grid(suite)
+
+    def plan(values: Mapping[str, Any]) -> Cell:
+        """The first run on all examples, with these settings."""
+        return _expand(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
+
+    study = _study(optuna, folder, search, score, plan({}))
+    held_out = prepare(plan({}), folder, search, oracle)
+    trial_suite = _on_training_part(suite, plan({}), folder / TRAIN)
+    lasting = tuple(item for item in extra if not item.startswith("data."))
+    lines: dict[int, str] = {}
+    while batch := _next_trials(optuna, study, search, options.jobs):
+        cells = {number: _cells(trial_suite, number, values, lasting) for number, values in batch.items()}
+        every = [cell for group in cells.values() for cell in group]
+        results = run_cells(every, options, execute, Board(every, options, quiet=quiet))
+        by_name = {result.cell.name: result for result in results}
+        for number, group in cells.items():
+            ended = [by_name[cell.name] for cell in group]
+            lines[number] = _tell(optuna, study, number, ended, score, held_out, options.device)
+        _write(study, search, score, plan, options.out, lines)
+    return _write(study, search, score, plan, options.out, lines)
+
+
+# --- the two parts ------------------------------------------------------------------------------------------------
+
+
+def prepare(plan: Cell, folder: Path, search: Search, oracle: bool) -> Dataset:
+    """Write the two parts of the training set (unless they are there), and return the one that judges."""
+    if not (folder / HELD_OUT).is_file():
+        config = plan.config
+        data = draw_candidates(load_data(config), config.candidates, config.seed)
+        if oracle and data.y is None:
+            raise UserError("--oracle: this data has no true labels to judge by")
+        train, held_out = split(data, search.held_out, search.seed)
+        write_npz(replace(train, y=None, x_test=None, y_test=None), folder / TRAIN)
+        write_npz(replace(held_out, x_test=None, y_test=None, y=held_out.y if oracle else None), folder / HELD_OUT)
+    return load(str(folder / HELD_OUT))
+
+
+def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Hold out a share of the examples, sets included; the same ones for a seed, on every machine."""
+    order = np.random.Philox(np.random.SeedSequence(seed)).random_raw(data.n).argsort(kind="stable")
+    count = round(share * data.n)
+    if not 0 < count < data.n - 1:
+        raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves nothing on one side")
+    return _rows(data, np.sort(order[count:])), _rows(data, np.sort(order[:count]))
+
+
+def _rows(data: Dataset, rows: Any) -> Dataset:
+    tables = {name: getattr(data, name) for name in ("candidates", "votes", "scores", "weights", "y")}
+    kept: dict[str, Any] = {name: None if table is None else table[rows] for name, table in tables.items()}
+    return replace(data, x=data.x[rows], ids=tuple(data.example_id(int(row)) for row in rows), **kept)
+
+
+def judge(run: Path, held_out: Dataset, score: str, device: str) -> float:
+    """What a finished run is worth on the examples that it has not seen."""
+    session = load_run(run, pick_device(device), needs_data=False)
+    p = torch.cat([session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, held_out.x)])
+    if score == ORACLE:
+        assert held_out.y is not None
+        return float(metrics.accuracy(p.argmax(dim=1), torch.from_numpy(held_out.y)))
+    assert held_out.candidates is not None
+    measure = metrics.covering_rate if score == "covering_rate" else metrics.approximated_accuracy
+    return float(measure(p, torch.from_numpy(held_out.candidates)))
+
+
+# --- trials -------------------------------------------------------------------------------------------------------
+
+
+def _on_training_part(suite: Suite, plan: Cell, train: Path) -> Suite:
+    """The suite with the training part as its source: what told how to read or draw has been done."""
+    base = dict(suite.parts[0].base)
+    if "preset" in base:
+        base["preset"] = str(base["preset"]).replace("{source}", plan.config.source)
+    base = {name: value for name, value in base.items() if name != "candidates" and not name.startswith("data.")}
+    return replace(suite, parts=(Part({**base, "source": str(train.absolute())}, ()),), search=None)
+
+
+def _cells(suite: Suite, number: int, values: Mapping[str, Any], extra: Sequence[str]) -> list[Cell]:
+    choice = Choice(f"trial{number:03d}", {name: json.loads(value) for name, value in values.items()})
+    return _expand(suite, choice, None, None, extra)
+
+
+def _expand(
+    suite: Suite, choice: Choice, seeds: Sequence[int] | None, data_dir: Path | None, extra: Sequence[str]
+) -> list[Cell]:
+    part = replace(suite.parts[0], axes=((choice,),))
+    return expand(replace(suite, search=None, parts=(part,)), seeds, data_dir, extra)
+
+
+def _check_no_grid(suite: Suite) -> None:
+    if len(suite.parts) != 1 or suite.parts[0].axes:
+        raise UserError(f"{suite.place}: a search has its space in place of a grid or parts; leave these out")
+
+
+def _next_trials(optuna: Any, study: Any, search: Search, jobs: int) -> dict[int, dict[str, str]]:
+    """Trials that an earlier session left unfinished come first; then new ones, as long as there are to be more."""
+    known = study.get_trials(deepcopy=False)
+    begun = [trial for trial in known if trial.state == optuna.trial.TrialState.RUNNING][:jobs]
+    if not begun:
+        space = {name: _distribution(optuna, values) for name, values in search.space.items()}
+        begun = [study.ask(space) for _ in range(min(jobs, search.trials - len(known)))]
+    return {trial.number: {name: _as_json(value) for name, value in trial.params.items()} for trial in begun}
+
+
+def _distribution(optuna: Any, values: Range | tuple[Any, ...]) -> Any:
+    kinds = optuna.distributions
+    if isinstance(values, tuple):  # Optuna takes plain values only, YAML has lists as well
+        return kinds.CategoricalDistribution([json.dumps(value) for value in values])
+    if values.whole:
+        return kinds.IntDistribution(int(values.low), int(values.high), log=values.log, step=int(values.step or 1))
+    return kinds.FloatDistribution(float(values.low), float(values.high), log=values.log, step=values.step)
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tell(
+    optuna: Any, study: Any, number: int, ended: Sequence[CellResult], score: str, held_out: Dataset, device: str
+) -> str:
+    failed = [result.line for result in ended if result.status not in ("done", "skipped")]
+    if not failed:
+        value = math.fsum(judge(result.folder, held_out, score, device) for result in ended) / len(ended)
+        if math.isfinite(value):
+            study.tell(number, value)
+            return ""
+        failed = [f"its score is {value}"]
+    study.tell(number, state=optuna.trial.TrialState.FAIL)
+    return failed[0] or "no word"
+
+
+# --- the study ----------------------------------------------------------------------------------------------------
+
+
+def _optuna() -> Any:
+    try:
+        optuna: Any = importlib.import_module("optuna")
+    except ImportError:
+        raise UserError("a search needs Optuna: pip install 'crosel[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _study(optuna: Any, folder: Path, search: Search, score: str, plan: Cell) -> Any:
+    """The study in this folder, begun or gone on with; another search is not mixed into it."""
+    backend = importlib.import_module("optuna.storages.journal").JournalFileBackend(str(folder / JOURNAL))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.create_study(
+        storage=storage, study_name="search", direction="maximize", load_if_exists=True,
+    )  # fmt: skip
+    # A sampler starts afresh with every session: another seed, or it would propose the same again.
+    study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.get_trials(deepcopy=False)))
+    identity = json.dumps({
+        "space": {name: repr(values) for name, values in search.space.items()}, "score": score,
+        "held_out": search.held_out, "seed": search.seed, "config": plan.config.model_dump(mode="json"),
+    }, sort_keys=True)  # fmt: skip
+    before = study.user_attrs.get("search")
+    if before is None:
+        study.set_user_attr("search", identity)
+    elif before != identity:
+        raise UserError(f"{folder.parent} holds another search (other settings, space or score); choose another --out")
+    return study
+
+
+def _write(
+    study: Any,
+    search: Search,
+    score: str,
+    plan: Callable[[Mapping[str, Any]], Cell],
+    out: Path,
+    lines: Mapping[int, str],
+) -> Found:
+    """The table of all trials, best first, and the best one's config, ready for `crosel train --config`."""
+    trials = []
+    for trial in study.get_trials(deepcopy=False):
+        settings = {name: json.loads(_as_json(value)) for name, value in trial.params.items()}
+        trials.append(Trial(trial.number, trial.value, settings, lines.get(trial.number, "")))
+    trials.sort(key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.number))
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["trial", score, *search.space])
+    for trial in trials:
+        shown = "" if trial.score is None else f"{trial.score:.6f}"
+        table.writerow([trial.number, shown, *(_as_json(trial.settings.get(name)) for name in search.space)])
+    atomic_write(out / TABLE, text.getvalue())
+    best = trials[0] if trials and trials[0].score is not None else None
+    if best is not None:
+        atomic_write(out / BEST, _best_yaml(plan, best, score))
+    return Found(tuple(trials), score, out / TABLE, out / BEST if best else None)
+
+
+def _best_yaml(plan: Callable[[Mapping[str, Any]], Cell], best: Trial, score: str) -> str:
+    text = plan(best.settings).config.to_yaml()
+    return f"# trial {best.number} of a search: {score} {best.score:.4f} on held-out examples\n{text}"

@@ -1,0 +1,111 @@
+"""Reading a finished run for the page."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from crosel.config import RunConfig
+from crosel.errors import UserError
+from crosel.labels import FLAGS, read_labels
+from crosel.methods.base import find_method
+from crosel.outcome import read_predictions, read_selection
+from crosel.report.gather import training_inputs
+from crosel.review.corrections import saved_ids
+from crosel.review.examples import Array, Examples
+from crosel.run import RunFolder, load_run
+from crosel.session import Session, pick_device
+from crosel.train import predict_chunks
+
+SECONDS = 20.0  # what computing the probabilities may take at the start
+CELLS = 1 << 29  # entries of the table of probabilities, two bytes each
+
+
+def load_examples(run: Path) -> Examples:
+    """Read a finished run. What only helps (pictures, probabilities, history) may be missing; a note says so."""
+    folder = RunFolder(run)
+    config, saved = folder.read_config(), folder.read_candidates()
+    path = folder / "labels.csv"
+    if not path.is_file():
+        raise UserError(f"{run} has no labels.csv yet; finish the run, or write it: crosel labels {run} --out {path}")
+    rows, classes, sets = read_labels(path), tuple(map(str, saved["classes"])), saved["candidates"].astype(bool)
+    number = {name: j for j, name in enumerate(classes)}
+    labels = np.array([number.get(row.label, -1) for row in rows], np.int64)
+    confidence = np.array([row.confidence for row in rows], np.float32)
+    if len(rows) != len(sets) or (labels < 0).any() or not np.isfinite(confidence).all():
+        raise UserError(f"{path}: not the labels of this run; write them again: crosel labels {run} --out {path}")
+    method = find_method(config.method.name).title.partition(":")[0]
+    examples = Examples(
+        run.resolve().name, f"{method} on {Path(config.source).name}", saved_ids(saved), classes, sets, labels,
+        confidence, [row.selected for row in rows], np.array([FLAGS.index(row.flag) for row in rows], np.int8),
+        str(saved["data"]), selection=read_selection(folder / "selection.npz", len(sets)),
+    )  # fmt: skip
+    examples.probabilities = _saved_probabilities(folder, examples)
+    if examples.probabilities is None:
+        try:
+            session = load_run(run, pick_device("auto"), say=examples.notes.append)
+        except (UserError, OSError) as error:  # moved data, a network of the user's own, no checkpoint left
+            examples.notes.append(f"no probabilities: {error}")
+        else:
+            examples.x = session.data.x
+            examples.probabilities = compute_probabilities(session, SECONDS, run, examples.notes)
+            return examples
+    examples.x = _inputs(config, examples)
+    return examples
+
+
+def _inputs(config: RunConfig, examples: Examples) -> Array | None:
+    try:
+        x = training_inputs(config, examples.version)
+    except (UserError, OSError):
+        examples.notes.append("the training data are not where they were, so there are no pictures")
+        return None
+    if x is None:
+        examples.notes.append("the training data have changed since, so there are no pictures")
+    return x
+
+
+def _saved_probabilities(folder: RunFolder, examples: Examples) -> NDArray[np.float16] | None:
+    """A finished run keeps them; so does `crosel labels RUN --out RUN/labels.npz`, for very many classes."""
+    kept = read_predictions(folder / "predictions.npz", *examples.sets.shape).train
+    if kept is not None:
+        return kept
+    try:
+        with np.load(folder / "labels.npz", allow_pickle=False) as archive:
+            probabilities: NDArray[Any] = archive["pred_probs"]
+            fits = np.array_equal(archive["candidates"], examples.sets)
+    except Exception:  # not there, or damaged
+        return None
+    return probabilities.astype(np.float16) if fits and probabilities.shape == examples.sets.shape else None
+
+
+@torch.no_grad()
+def compute_probabilities(session: Session, seconds: float, run: Path, notes: list[str]) -> NDArray[np.float16] | None:
+    """All of them, or None when that would take longer than `seconds`; a note then says how to have them."""
+    n, k = session.data.n, len(session.data.classes)
+    if n * k > CELLS:
+        notes.append(f"no probabilities but the given label's: a table of {n:,} by {k:,} is too large")
+        return None
+    out = np.empty((n, k), np.float16)
+    began = time.monotonic()
+    for start, outputs in predict_chunks(session, session.data.x):
+        end = start + outputs.shape[1]
+        out[start:end] = session.method.combine(outputs).cpu().numpy()
+        needed = (time.monotonic() - began) * n / end
+        if end < n and needed > seconds:
+            notes.append(
+                f"no probabilities but the given label's: they would take about {needed / 60:.0f} min here; "
+                f"to have them, once: crosel labels {run} --out {run}/labels.npz"
+            )
+            return None
+    return out
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,138 @@
+"""Suites on a real Ray cluster of this machine, with two workers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosel.bench import Options, expand, on_ray, parse_suite, run_cell, run_cells, run_suite
+from crosel.bench.board import Board
+from crosel.bench.suite import Suite
+from crosel.errors import UserError
+from crosel.run import RunFolder
+
+TINY = {
+    "source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3", "network.width": 4,
+    "train.epochs": 3, "train.batch_size": 256,
+}  # fmt: skip
+MARK = "CROSEL_TEST_CLUSTER"
+
+
+def tiny(seeds: int, **base: Any) -> Suite:
+    return parse_suite({"base": {**TINY, **base}, "grid": {"method": ["cc", "proden"]}, "seeds": seeds}, "t", "t.yaml")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    os.environ[MARK] = str(os.getpid())  # our workers inherit it
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+    del os.environ[MARK]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "PAUSE", 0.1)
+    monkeypatch.setattr(on_ray, "TICK", 0.1)
+
+
+def workers() -> list[int]:
+    """Processes of our cluster that are training a cell."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            ours = f"{MARK}={os.getpid()}\0".encode() in (process / "environ").read_bytes()
+            if ours and (process / "cmdline").read_bytes().startswith(b"ray::train_cell"):
+                found.append(int(process.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    timings = ("seconds", "images_per_second", "peak_memory_mib")
+    return [{k: v for k, v in row.items() if k not in timings} for row in RunFolder(folder).read_metrics()]
+
+
+@pytest.mark.usefixtures("cluster", "quick")
+def test_a_suite_of_8_cells_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+    out, killed = tmp_path / "out", []
+
+    def kill_one() -> None:
+        until = time.monotonic() + 120
+        while not killed and time.monotonic() < until:
+            if any(out.rglob("checkpoints/*.safetensors")):  # delivered by a worker that is still at it
+                for pid in workers()[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=kill_one, daemon=True)
+    watcher.start()
+    results = run_suite(tiny(4), out, on="ray", device="cpu")
+    watcher.join()
+    assert killed
+    assert [(r.status, r.line) for r in results] == [("done", "")] * 8
+    for result in results:
+        assert len(untimed(result.folder)) == 3
+        assert {"config.yaml", "labels.csv", "done", "report.html"} <= {p.name for p in result.folder.iterdir()}
+    first = results[0]
+    run_cell(first.cell, tmp_path / "here", "cpu")
+    assert untimed(first.folder) == untimed(tmp_path / "here")
+    again = run_suite(tiny(4), out, on="ray", device="cpu")
+    assert {r.status for r in again} == {"skipped"}
+
+
+@pytest.mark.usefixtures("cluster", "quick")
+def test_asked_to_stop_runs_save_their_state_and_bad_cells_are_reported(tmp_path: Path) -> None:
+    suite = tiny(1, **{"train.epochs": 2000})
+    bad = parse_suite({"base": {**TINY, "method": "crosel", "method.warmup": 9}}, "bad", "bad.yaml")
+    cells, options = [*expand(bad), *expand(suite)], Options(tmp_path, "cpu")
+    asked = False
+
+    def stop() -> bool:
+        nonlocal asked
+        asked = asked or (all((tmp_path / cell.name / "checkpoints").is_dir() for cell in cells[1:]))
+        return asked
+
+    board = Board(cells, options, quiet=True)
+    results = {r.cell.name: r for r in on_ray.run_ray(cells, options, board, stop)}
+    refused, *stopped = (results[cell.name] for cell in cells)
+    assert refused.status == "failed"
+    assert "method.warmup is 9" in refused.line
+    for result in stopped:
+        assert result.status == "stopped"
+        assert any((result.folder / "checkpoints").glob("*.safetensors"))
+        assert not (result.folder / "done").exists()
+    assert workers() == []
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = importlib.import_module
+
+    def no_ray(name: str, *args: Any) -> Any:
+        if name == "ray":
+            raise ImportError(name)
+        return real(name, *args)
+
+    monkeypatch.setattr(importlib, "import_module", no_ray)
+    cells, options = expand(tiny(1)), Options(tmp_path, "cpu")
+    with pytest.raises(UserError, match=r"pip install 'crosel\[ray\]'"):
+        run_cells(cells, options, on_ray.run_ray, Board(cells, options, quiet=True))
+
+
+def test_files_come_and_go_as_on_the_worker(tmp_path: Path) -> None:
+    old, new = "checkpoints/a.safetensors", "checkpoints/b.safetensors"
+    on_ray.unpack(tmp_path, {old: b"1", "config.yaml": b"x"}, [old, "config.yaml"])
+    on_ray.unpack(tmp_path, {new: b"2"}, [new, "config.yaml"])
+    assert on_ray.read_files(tmp_path) == {new: b"2", "config.yaml": b"x"}

@@ -1,0 +1,63 @@
+"""Shares in the tables of README and comparison are those of the records under results/, or the paper's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+import pytest
+from _blocks import ROOT
+
+METRICS = ("test_accuracy", "selection_ratio", "oracle_selection_accuracy")
+_SHARE = re.compile(r"(\d+\.\d+) %|(\d+\.\d+) ± \d+\.\d+ %")
+
+
+def recorded() -> list[float]:
+    """Last epochs of all runs, alone and as means over seeds, in per cent."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for file in (ROOT / "results").rglob("metrics.jsonl"):
+        last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+        kind = re.sub(r"-seed\d+$", "", str(file.parent.relative_to(ROOT)))
+        for metric in METRICS:
+            if last.get(metric) is not None:
+                groups[kind, metric].append(100 * last[metric])
+    return [value for values in groups.values() for value in (*values, fmean(values))]
+
+
+def published(tree: Any) -> Iterator[float]:
+    """Every number in the paper's tables."""
+    if isinstance(tree, dict | list):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            yield from published(branch)
+    elif isinstance(tree, float):
+        yield tree
+
+
+def shares(text: str) -> list[str]:
+    """Numbers with a per cent sign in the rows of tables."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return [alone or mean for row in rows for alone, mean in _SHARE.findall(row)]
+
+
+def is_known(share: str, known: list[float]) -> bool:
+    digits = len(share.partition(".")[2])
+    return any(f"{value:.{digits}f}" == share for value in known)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+def test_shares_come_from_records(page: str) -> None:
+    paper = json.loads((ROOT / "src" / "crosel" / "paper.json").read_text(encoding="utf-8"))
+    known = recorded() + list(published(paper))
+    found = shares((ROOT / page).read_text(encoding="utf-8"))
+    assert len(found) >= 6
+    assert [share for share in found if not is_known(share, known)] == []
+
+
+def test_a_share_that_nobody_measured_is_found() -> None:
+    assert shares("| a | 12.34 % | 98.81 ± 0.13 % |\nnot 56.78 % here") == ["12.34", "98.81"]
+    assert is_known("98.81", [98.812])
+    assert not is_known("12.34", [98.812])
