@@ -2,7 +2,7 @@
 
 A program takes `STEPS` times `BLOCK_R` rows of `BLOCK_C` channels. In the kernels that sum over all rows each program
 leaves its partial sums in memory and draws a ticket; the one with the last ticket adds the partial sums up, in a fixed
-order. How much a program takes is known when a kernel is compiled; a loop of unknown length was slower by eight per cent
+order. How much a program takes is known when a kernel is compiled; a loop of unknown length was slower by 8 per cent
 (a WRN-34-10 step at batch 256).
 """
 
