@@ -30,21 +30,26 @@ def probabilities(session: Session) -> np.ndarray:
     return torch.cat([session.method.combine(out) for _, out in predict_chunks(session, session.data.x_test)]).numpy()
 
 
-def trained(name: str, threads: int, seed: int = 0) -> Session:
+def trained(name: str, threads: int, *settings: str, seed: int = 0) -> Session:
     torch.set_num_threads(threads)
-    session = make_session(name, epochs=2, seed=seed)
+    session = make_session(name, *settings, epochs=2, seed=seed)
     fit(session)
     return session
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_same_seed_same_bits_and_threads_within_tolerance(name: str) -> None:
+def test_same_seed_same_bits(name: str) -> None:
     first, again, other = trained(name, 1), trained(name, 1), trained(name, 1, seed=1)
     assert different(bits(first), bits(again)) == []
     assert any(n.startswith("method.networks") for n in different(bits(first), bits(other)))
-    expected = probabilities(first)
+
+
+def test_threads_within_tolerance() -> None:
+    """One method here, all of them in the soak: threads that wait for each other are slow on a busy machine."""
+    wide = ("network.width=16", "train.batch_size=96")  # torch shares work only from some size on
+    expected = probabilities(trained("crosel", 1, *wide))
     for threads in (2, 4):
-        np.testing.assert_allclose(probabilities(trained(name, threads)), expected, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(probabilities(trained("crosel", threads, *wide)), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_other_draws_in_the_process_change_nothing() -> None:

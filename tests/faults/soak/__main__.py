@@ -26,13 +26,9 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches are slower on several threads
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-import flips  # noqa: E402
-import growth  # noqa: E402
-import kills  # noqa: E402
-import review  # noqa: E402
-import threads  # noqa: E402
+from soak import flips, growth, kills, review, threads  # noqa: E402
 
 PARTS = {
     "kills": kills.run, "flips": flips.run, "leak": growth.leak, "predict": growth.predict, "review": review.run,

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _support import small_arrays
 
 EPOCHS = 500
+IMAGES = 256  # of digits
 ROWS = 1_000_000
 FEATURES = 8
 ALLOWED_MIB = 24.0  # what an allocator may keep for itself; a leak of 64 kB an epoch would show
@@ -40,8 +42,9 @@ def leak(folder: Path, out: Path | None, epochs: int = EPOCHS) -> dict[str, Any]
         def on_epoch(self, session: Any, row: Any) -> None:
             samples.append(resident_mib())
 
-    values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": "crosel"}}
-    settings = [f"train.epochs={epochs}", "network.width=2", "train.batch_size=256", "method.warmup=20"]
+    np.savez(folder / "digits.npz", **small_arrays(IMAGES))
+    values = {"source": str(folder / "digits.npz"), "method": {"name": "crosel"}}
+    settings = [f"train.epochs={epochs}", "network.width=2", "train.batch_size=64", "method.warmup=20"]
     train_run(build_config(settings=settings, values=values), folder / "run", torch.device("cpu"), console=Sampler())
     assert len(samples) == epochs
     grown = growth(samples)

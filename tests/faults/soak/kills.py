@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from _runs import Child, ForkServer, assert_same_run, metrics, tree
+from _support import small_arrays
 
 KILLS = 200
 EPOCHS = 8
 METHODS = ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")
-SETTINGS = (
-    "--candidates", "uniform:q=0.3", "--set", f"train.epochs={EPOCHS}", "--set", "network.width=2",
-    "--set", "train.batch_size=256",
-)  # fmt: skip
+IMAGES = 320  # of digits: an epoch in milliseconds, so that most of the time goes into being killed
+SETTINGS = ("--set", f"train.epochs={EPOCHS}", "--set", "network.width=2", "--set", "train.batch_size=64")
 EXTRA = {"crosel": ("method.warmup=3", "method.bank_length=1", "method.gamma=0.2"), "pop": ("method.warm_up=2",)}
 # Where a run writes: the calls are counted from the start of the process.
 CHOSEN = (
@@ -55,8 +55,9 @@ class Score:
 
 
 def command(method: str, out: Path) -> tuple[str, ...]:
+    source = str(out.parent / "digits.npz")
     settings = [part for item in EXTRA.get(method, ()) for part in ("--set", item)]
-    return ("train", "digits", "--method", method, *SETTINGS, *settings, "--out", str(out), "--resume")
+    return ("train", source, "--method", method, *SETTINGS, *settings, "--out", str(out), "--resume")
 
 
 def whole_rows(run: Path) -> int:
@@ -90,6 +91,7 @@ def check_after(child: Child, run: Run, before: int, score: Score) -> None:
 
 
 def soak(folder: Path, kills: int, seed: int, epoch_bound: float = 60.0) -> Score:
+    np.savez(folder / "digits.npz", **small_arrays(IMAGES))
     server = ForkServer(folder)
     draw, score = random.Random(seed), Score()
     references, seconds = {}, {}

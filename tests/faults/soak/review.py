@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from growth import ALLOWED_MIB, growth
+from soak.growth import ALLOWED_MIB, growth
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "review_load.py"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _support import small_arrays
 
 EPOCHS = 2
 TOLERANCE = 1e-3  # largest difference of a probability on the test set after EPOCHS epochs, between thread counts
@@ -23,8 +24,8 @@ from crosel.train import predict_chunks
 torch.set_num_threads(int(sys.argv[2]))
 tables = {}
 for name in sys.argv[3:]:
-    values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": name}, "seed": 5}
-    config = build_config(settings=["train.epochs=EPOCHS", "network.width=4"], values=values)
+    values = {"source": str(Path(sys.argv[1]).parent / "digits.npz"), "method": {"name": name}, "seed": 5}
+    config = build_config(settings=["train.epochs=EPOCHS", "network.width=16", "train.batch_size=128"], values=values)
     s = train_run(config, Path(sys.argv[1]) / name, torch.device("cpu"))
     p = [s.method.combine(o) for _, o in predict_chunks(s, s.data.x_test)]
     tables[name] = torch.cat(p).numpy()
@@ -47,6 +48,7 @@ def train_all(folder: Path, threads: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def run(folder: Path, out: Path | None) -> dict[str, Any]:
+    np.savez(folder / "digits.npz", **small_arrays(512))
     one, again = train_all(folder / "1", 1), train_all(folder / "1-again", 1)
     for name in one:
         assert one[name].tobytes() == again[name].tobytes(), f"{name}: not the same bits"
