@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo docs test lint types clean
+.PHONY: demo docs test lint types soak audit lock clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,21 @@ docs: $(VENV)/ready-dev
 
 test: lint types
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term --cov-fail-under=90
+
+# The long forms of the fault tests (docs/trust.md), under 20 minutes on two idle cores.
+soak: $(VENV)/ready-dev
+	$(BIN)/python tests/faults/soak --out soak
+
+# Known holes in what we depend on; needs a vulnerability service on the network.
+audit: $(VENV)/ready
+	$(PIP) install --quiet pip-audit
+	$(BIN)/pip-audit --no-deps --disable-pip --requirement constraints.txt
+
+# Everything a developer installs, with hashes: pip install --require-hashes -r requirements-dev.lock
+lock: $(VENV)/ready
+	$(PIP) install --quiet uv
+	$(BIN)/uv pip compile --quiet --all-extras --universal --python-version 3.10 --generate-hashes --no-header \
+		--constraint constraints.txt --output-file requirements-dev.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) demo-run .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

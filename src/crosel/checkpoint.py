@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from crosel.data.limits import memory_bound
 from crosel.files import atomic_write, disk_errors
 
+_STATE: dict[str, Any] = {
+    "epoch": int, "step": int, "rows": list, "seconds": (int, float), "device": str, "data": str, "candidates": str,
+}  # fmt: skip
 _NAME = re.compile(r"epoch-(\d+)-step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 
@@ -65,13 +70,13 @@ def load_newest(folder: Path) -> Found:
         vanished = False
         for digest, path in _in_order(folder):
             try:
-                content = path.read_bytes()
+                content = _read(path)
                 if _digest(content) == digest:
                     return Found(_parse(content), damaged)
                 damaged.append(path)
             except FileNotFoundError:  # the run that is under way has replaced it by a newer one since we looked
                 vanished = True
-            except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
                 damaged.append(path)
         if not vanished:
             return Found(None, damaged)
@@ -95,10 +100,26 @@ def _in_order(folder: Path) -> list[tuple[str, Path]]:
     return [(digest, path) for _, digest, path in sorted(found, reverse=True)]
 
 
+def _read(path: Path) -> bytes:
+    """The content, unless it is no plain file or more than the memory holds: the folder may come from a stranger."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > memory_bound():
+        raise ValueError(f"{path}: no plain file, or too large")
+    return path.read_bytes()
+
+
 def _parse(content: bytes) -> Checkpoint:
     header = int.from_bytes(content[:8], "little")
     state = json.loads(json.loads(content[8 : 8 + header])["__metadata__"]["state"])
-    return Checkpoint(safetensors.torch.load(content), state)
+    for name, kind in _STATE.items():
+        if not isinstance(state[name], kind) or isinstance(state[name], bool):
+            raise ValueError(f"{name} is no {kind}")
+    if min(state["epoch"], state["step"]) < 0 or not all(isinstance(row, dict) for row in state["rows"]):
+        raise ValueError("progress makes no sense")
+    tensors = safetensors.torch.load(content)
+    if "generator" not in tensors:
+        raise ValueError("there is no random state")
+    return Checkpoint(tensors, state)
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

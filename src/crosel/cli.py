@@ -75,14 +75,12 @@ def train(
     }  # fmt: skip
 
     def build() -> RunConfig:
-        file = config
+        base: dict[str, Any] = {}
         if source is None and config is None and preset is None:
             if not (resume and out):
                 raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
-            folder = RunFolder(out)
-            folder.read_config()  # says what is wrong with the folder, if anything
-            file = folder / "config.yaml"
-        return build_config(preset=preset, file=file, settings=set_ or (), values=values)
+            base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")
+        return build_config(preset=preset, file=config, settings=set_ or (), values=values, base=base)
 
     with joined(pick_device(device)) as (world, place):
         built = world.begin(build, lambda made: made, lambda told: told)

@@ -12,10 +12,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from crosel.augment import AugmentSettings
+from crosel.data.limits import one_line
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import MethodSettings, find_method, method_settings
 from crosel.nets import NetworkSettings
+
+_MAX_YAML = 1 << 20  # bytes in a file of settings
 
 
 class TrainSettings(BaseModel):
@@ -109,7 +112,7 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
         if not equals or not name.strip():
             raise UserError(f"--set {item}: write NAME=VALUE, as in --set train.epochs=20")
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text)
         except yaml.YAMLError:
             value = text
         if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
@@ -125,19 +128,45 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Settings as they are written: aliases, with which a few lines can unfold without end, are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="an alias (*name) is not taken in settings; write the value out",
+                problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain values from YAML that may come from a stranger; whatever is wrong with it is a YAMLError."""
+    try:
+        return yaml.load(text, Loader=_PlainLoader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+    except ValueError as error:  # a date or number that looks like one and is none
+        raise yaml.YAMLError(one_line(error)) from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > _MAX_YAML:
+            raise UserError(f"{path}: larger than {_MAX_YAML >> 20} MiB; these cannot be settings")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     try:
-        content = yaml.safe_load(text)
+        content = parse_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         place = f"{path}, line {where.line + 1}, column {where.column + 1}" if where else str(path)
-        raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', error)})") from None
+        raise UserError(
+            f"{place}: not valid YAML ({' '.join(str(getattr(error, 'problem', error)).split())})"
+        ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected settings as 'name: value' lines")
     return content
@@ -170,9 +199,11 @@ def build_config(
     file: Path | None = None,
     settings: Iterable[str] = (),
     values: Mapping[str, Any] | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Merge preset, file, flags (`values`) and `--set` items, each over the one before, and check the result."""
-    tree: dict[str, Any] = {"method": {"name": "crosel"}}
+    """Merge `base` (a whole tree of settings), preset, file, flags (`values`) and `--set` items, each over the one
+    before, and check the result."""
+    tree: dict[str, Any] = dict(base) if base else {"method": {"name": "crosel"}}
     if preset:
         tree = _merge(tree, read_preset(preset))
     if file:
@@ -208,9 +239,14 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     if first["type"] == "missing":
         return f"setting '{name}' is missing"
     given = first.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool | list | tuple) else ""
+    shown = f" (given: {_short(given)})" if isinstance(given, str | int | float | bool | list | tuple) else ""
     message = first["msg"].removeprefix("Value error, ")
     return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
+
+
+def _short(value: object, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _known_names(path: list[str], tree: Mapping[str, Any]) -> list[str]:

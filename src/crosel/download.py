@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import crosel
 from crosel.errors import UserError, did_you_mean
 from crosel.files import TEMPORARY, disk_errors, make_folder, sync_folder
+from crosel.redact import without_login
 
 MIRROR = "CROSEL_MIRROR"
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says
@@ -80,7 +81,9 @@ def get(name: str, to: Path, mirror: str | None = None, progress: Progress | Non
         raise UserError(f"there is no dataset '{name}' to get{near}; there are {', '.join(DATASETS)}")
     mirror = mirror or os.environ.get(MIRROR) or None
     if mirror is not None and urlsplit(mirror).scheme not in ("http", "https"):
-        raise UserError(f"mirror '{mirror}': expected an address that begins with http:// or https://")
+        raise UserError(f"mirror '{without_login(mirror)}': expected an address that begins with http:// or https://")
+    if mirror is not None and without_login(mirror) != mirror:
+        raise UserError(f"mirror '{without_login(mirror)}': an address with a name and password in it is not taken")
     make_folder(to)
     for published in DATASETS[name]:
         if published.folder is not None and (to / published.folder).is_dir():

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,10 +24,12 @@ import crosel
 from crosel import checkpoint
 from crosel.config import RunConfig, check_config, read_yaml
 from crosel.data import Dataset, full_rule, load, with_classes_of
+from crosel.data.limits import check_bytes
 from crosel.data.settings import Progress
 from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
+from crosel.redact import without_secrets
 from crosel.session import Session, build_session, load_tensors
 from crosel.train import Row
 
@@ -79,12 +82,24 @@ class RunFolder:
         if others - _BEFORE_CONFIG:
             raise UserError(f"{self.path} is not a run folder and not empty; choose another --out")
 
-    def read_config(self) -> RunConfig:
+    def read_config(self, say: Callable[[str], None] = lambda text: None) -> RunConfig:
+        """The run's settings; where the file cannot be read any more, those that the newest checkpoint carries."""
         with disk_errors(self.path):
             if not self.path.exists():
                 raise UserError(f"{self.path}: no such run folder")
             if not self.exists:
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml)")
+        try:
+            return self._config_on_disk()
+        except UserError:
+            found = checkpoint.load_newest(self.checkpoints).checkpoint
+            if found is None or not isinstance(found.state.get("config"), dict):
+                raise
+            config = check_config(found.state["config"], place=f"{self.checkpoints}: ")
+            say(f"{self / 'config.yaml'} is damaged; its settings were taken from the newest checkpoint")
+            return config
+
+    def _config_on_disk(self) -> RunConfig:
         return check_config(read_yaml(self / "config.yaml"), place=f"{self / 'config.yaml'}: ")
 
     def take_config(self, config: RunConfig) -> None:
@@ -97,7 +112,11 @@ class RunFolder:
                 f"{self.path} was made with another config: {name} was {was!r}, now {now!r}; "
                 "take the old value, or another --out"
             )
-        if old != new:
+        try:
+            readable = self._config_on_disk() is not None
+        except UserError:
+            readable = False
+        if old != new or not readable:
             atomic_write(self / "config.yaml", config.to_yaml())
 
     @contextmanager
@@ -141,14 +160,18 @@ class RunFolder:
         atomic_write_with(self / "candidates.npz", lambda stream: np.savez_compressed(stream, **arrays))
 
     def read_candidates(self) -> dict[str, Any]:
+        path = self / "candidates.npz"
         try:
-            with np.load(self / "candidates.npz", allow_pickle=False) as archive:
+            with np.load(path, allow_pickle=False) as archive, zipfile.ZipFile(path) as members:
+                check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
                 return {
                     name: archive[name]
                     for name in ("candidates", "classes", "shape", "data", "corrected", *archive.files)
                 }
+        except UserError:
+            raise
         except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-            raise UserError(f"{self / 'candidates.npz'}: cannot be read ({error}); the run cannot be used") from None
+            raise UserError(f"{path}: cannot be read ({error}); the run cannot be used") from None
 
     def with_candidates(self, data: Dataset) -> Dataset:
         """The data with the run's own sets, or a line about how the data differ from what the run was made with."""
@@ -349,4 +372,5 @@ def _line(row: Row) -> str:
 
 
 def command_line() -> list[str]:
-    return ["crosel", *sys.argv[1:]]
+    """What was typed, for the record; without what should be known to nobody else."""
+    return ["crosel", *without_secrets(sys.argv[1:])]

@@ -120,7 +120,10 @@ class Session:
         if self.average:
             self.average.load_state_dict(without_prefix("average", saved.tensors))
         if saved.state["device"] == self.device.type:
-            self.generator.set_state(saved.tensors["generator"])
+            try:
+                self.generator.set_state(saved.tensors["generator"])
+            except (RuntimeError, TypeError):
+                raise UserError("the checkpoint's random state is not one of this version of torch") from None
             self.epoch_start = saved.tensors.get("generator_at_epoch_start")
         else:  # another kind of device has another kind of generator: fresh draws, and the epoch begins anew
             self.generator.manual_seed(self.config.seed + 7919 * (saved.state["epoch"] + 1))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from crosel.cells import csv_line
 from crosel.report.parts import duration
 from crosel.tables.build import Row, Table
 from crosel.tables.collect import Collection
@@ -202,10 +201,14 @@ def _latex_notes(notes: Sequence[str]) -> list[str]:
 
 def csv_text(tables: Sequence[Table]) -> str:
     """One line a row, numbers in full, and the same columns always."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    lines: list[bytes] = []
+
+    def write(cells: Sequence[Any]) -> None:
+        # Names of methods and sources come from outside: csv_line lets no formula through.
+        lines.append(csv_line("" if cell is None else str(cell) for cell in cells))
+
     metric_names = [f"{stem}{metric}{end}" for metric in METRICS for stem in ("", "paper_") for end in ("", "_sd")]
-    writer.writerow([
+    write([
         "dataset", "candidates", "method", "settings", "network", "epochs", "n", "seeds", *metric_names, "best", "p",
         "pairs", "seconds", "images_per_second", "peak_memory_mib", "hardware",
     ])  # fmt: skip
@@ -215,14 +218,14 @@ def csv_text(tables: Sequence[Table]) -> str:
             for metric in METRICS:
                 for value in (row.metrics.get(metric), row.paper.get(metric)):
                     numbers += [_full(value.mean if value else None), _full(value.deviation if value else None)]
-            writer.writerow([
+            write([
                 table.dataset, table.rule, row.method, settings_text(row), row.network, row.epochs, len(row.seeds),
                 " ".join(map(str, row.seeds)), *numbers, int(row.best), _full(row.test.p if row.test else None),
                 row.test.n if row.test else "", _full(row.seconds.mean if row.seconds else None),
                 _full(row.images_per_second.mean if row.images_per_second else None), _full(row.peak_memory_mib),
                 "; ".join(row.hardware),
             ])  # fmt: skip
-    return out.getvalue()
+    return b"".join(lines).decode("utf-8")
 
 
 def _full(value: float | None) -> str:
