@@ -116,6 +116,8 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_the_cell(tmp_path: 
     assert other.line == "a finished run with other settings is here: train.lr was 0.05, now 0.3"
     assert list_lines([other.cell], tmp_path)[0].startswith("failed ")
     (tmp_path / other.cell.name / "config.yaml").write_text("nonsense: 1\n", encoding="utf-8")
+    assert run_suite(suite, tmp_path, on="here")[0].status == "skipped"  # the checkpoint knows the settings, too
+    shutil.rmtree(tmp_path / other.cell.name / "checkpoints")
     assert run_suite(suite, tmp_path, on="here")[0].status == "failed"
 
 
