@@ -93,8 +93,11 @@ def shoot_report(camera: Camera, run: Path, other: Path | None) -> None:
         with camera.page(address, size, scheme) as page:
             camera.keep(name, page.screenshot())
     with camera.page(address, WIDE) as page:
+        page.add_style_tag(content="* { position: static !important }")  # headings would follow the scrolling
         for section in ("labels", "truth", "examples"):
-            camera.keep(f"report-{section}", page.locator(f"#{section}").screenshot(animations="disabled"))
+            box = page.locator(f"#{section}").bounding_box()
+            clip = {"x": 0, "y": box["y"] + 24, "width": WIDE[0], "height": box["height"]}
+            camera.keep(f"report-{section}", page.screenshot(full_page=True, clip=clip))
     if other is not None:
         with tempfile.TemporaryDirectory() as folder:
             page_file = Path(folder) / "both.html"
@@ -108,7 +111,7 @@ def shoot_report(camera: Camera, run: Path, other: Path | None) -> None:
 def shoot_review(camera: Camera, run: Path) -> None:
     with review(run) as address:
         for name, size, scheme in (
-            ("review", WIDE, "light"), ("review-dark", WIDE, "dark"), ("review-phone", PHONE, "light"),
+            ("review-phone", PHONE, "light"), ("review-dark", WIDE, "dark"), ("review", WIDE, "light"),
         ):  # fmt: skip
             with camera.page(address, size, scheme) as page:
                 page.wait_for_selector("article.current")
@@ -116,7 +119,7 @@ def shoot_review(camera: Camera, run: Path) -> None:
                     for key in ("a", "s", "a"):
                         page.keyboard.press(key)
                     page.wait_for_function("() => document.getElementById('done').textContent.startsWith('3 of')")
-                    page.wait_for_timeout(300)  # the pictures on screen
+                page.wait_for_function("() => [...document.images].slice(0, 2).every(i => i.complete)")
                 camera.keep(name, page.screenshot())
 
 

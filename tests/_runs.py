@@ -128,4 +128,4 @@ def assert_same_run(run: Path, unbroken: Path, same_files: bool = True) -> None:
         if (unbroken / name).exists():  # methods that do not select leave no selection
             assert arrays(run / name) == arrays(unbroken / name), name
     if same_files:
-        assert tree(run) == tree(unbroken)
+        assert tree(run) == tree(unbroken), sorted(tree(run) ^ tree(unbroken))

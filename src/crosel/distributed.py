@@ -5,6 +5,7 @@ same generator; each then works on its own rows of it. What has to be one thing 
 
     own      the rows of something drawn for the whole batch that belong to this rank
     gather   the rows of all ranks, in the order of the batch; gradients flow back to the rank that gave a row
+    fetch    only those rows of other ranks that this one needs (partners of MixUp: whole images)
     add_up   gradients and losses, summed over ranks, in one message
 
 A rank's loss is a mean over its rows, so it counts with its share of the batch (`portion`): the sum over ranks is the
@@ -53,6 +54,10 @@ class World:
         """All ranks' rows [parts * total, ...], in the order in which `own` splits them."""
         return values
 
+    def fetch(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
+        """Rows of the whole batch, for each of this rank's rows the one that `positions` [parts * n] names."""
+        return values[positions]
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum over ranks, without gradient."""
         return values
@@ -100,6 +105,7 @@ class Ranks(World):
     def __init__(self, rank: int, size: int, restarted: bool = False) -> None:
         self.rank, self.size, self.restarted = rank, size, restarted
         self.sent: Counter[str] = Counter()
+        self._known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def rows(self, n: int) -> slice:
         return share_of(self.rank, self.size, n)
@@ -135,6 +141,32 @@ class Ranks(World):
             return out
         sizes = [share_of(rank, self.size, total) for rank in range(self.size)]
         return torch.cat([out[r * width : r * width + s.stop - s.start] for r, s in enumerate(sizes)])
+
+    def fetch(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
+        if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):
+            return self.fetch(values.permute(0, 2, 3, 1), positions, parts).permute(0, 3, 1, 2)
+        positions = positions.cpu()  # how much goes where must be known here: a wait for the device
+        holder, row, by_rank = self._whereabouts(len(positions), parts)
+        given = by_rank[holder[positions[by_rank]] == self.rank]  # those that want one of our rows
+        asked = holder[positions[by_rank[holder[by_rank] == self.rank]]]  # whom each of our rows wants one from
+        sends, receives = (torch.bincount(ranks, minlength=self.size).tolist() for ranks in (holder[given], asked))
+        outgoing = values[row[positions[given]].to(values.device)].contiguous()
+        incoming = outgoing.new_empty(len(asked), *values.shape[1:])
+        with self._message("fetch", outgoing):
+            torch.distributed.all_to_all_single(incoming, outgoing, receives, sends)
+        out = torch.empty_like(incoming)
+        out[asked.argsort(stable=True).to(out.device)] = incoming
+        return out
+
+    def _whereabouts(self, count: int, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The rank that holds each position of the whole batch, the row it has there, and all positions by these."""
+        if (count, parts) not in self._known:
+            n = count // parts
+            sizes = [len(range(n)[share_of(rank, self.size, n)]) for rank in range(self.size)]
+            holder = torch.arange(self.size).repeat_interleave(torch.tensor(sizes)).repeat(parts)
+            row = torch.cat([torch.arange(size) + part * size for part in range(parts) for size in sizes])
+            self._known[count, parts] = holder, row, (holder * count + row).argsort()
+        return self._known[count, parts]
 
     def sum(self, values: Tensor) -> Tensor:
         out = values.detach().clone(memory_format=torch.contiguous_format)

@@ -125,6 +125,14 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.device = device
         self.verbose = verbose
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "partial_fit":  # scikit-learn asks by hasattr; people get the reason
+            raise AttributeError(
+                "partial_fit is not offered: the methods look at the whole training set after every epoch; "
+                "call fit on all of it"
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
     # --- training ---------------------------------------------------------------------------------------------
 
     def fit(self: Self, X: Any, y: Any = None, *, candidates: Any = None) -> Self:

@@ -81,7 +81,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_stray(folder: Path) -> None:
-    """Remove what a killed process was in the middle of writing. Only for whoever has the folder to itself."""
+    """Remove what a killed process was in the middle of writing, also in folders below. Only for the folder's owner."""
     with disk_errors(folder):
-        for stray in folder.glob(f"{TEMPORARY}*"):
+        for stray in list(folder.rglob(f"{TEMPORARY}*")):
             stray.unlink(missing_ok=True)

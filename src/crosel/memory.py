@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from crosel.session import Session
 
 _DEVICE_SHARE = 0.6  # of the free device memory that inputs may take before they stay on the host
-_OUT_OF_HOST = "can't allocate memory"  # torch's word for it on a CPU, in a RuntimeError
+_OUT_OF = ("can't allocate memory", "out of memory")  # torch's words for it in a RuntimeError: on a CPU, in a recording
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _advice(needed: Budget, free: int) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and _OUT_OF_HOST in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF)
     )
 
 

@@ -207,7 +207,6 @@ class RunFolder:
         """Load the newest good checkpoint into the session; return lines about what was found."""
         make_folder(self.checkpoints)
         remove_stray(self.path)
-        remove_stray(self.checkpoints)
         found = checkpoint.load_newest(self.checkpoints)
         if found.checkpoint is not None:
             self._check_unchanged(session.config, found.checkpoint.state)

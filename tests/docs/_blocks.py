@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,6 @@ _FILE = re.compile(r"<!-- file: (\S+) -->")
 _NOT_RUN = re.compile(r"Not run in the tests \((.+)\)\s*(?:-->)?\s*$", re.S)
 _OPTION = re.compile(r":([\w-]+):[ ]?(.*)")
 _PERCENT = re.compile(r"\d+(?:\.\d+)? %")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 TOLERANCE = 5.0  # points: what a tiny run gives depends a little on the processor
 
 
@@ -100,16 +101,21 @@ class Reader:
         if words[0] == "crosel":
             result = run_cli(*words[1:])
             code, said = result.code, result.err + result.out
+        elif words[0] == "python" and len(words) == 2:  # in this process, which has everything loaded
+            code, said = 0, run_script(words[1])
         else:
-            if words[0] == "python":  # the one that has crosel
-                command = f"{shlex.quote(sys.executable)} {command.removeprefix('python')}"
-            done = subprocess.run(
-                command, shell=True, cwd=self.folder, capture_output=True, text=True, check=False, env=ENVIRONMENT
-            )
+            done = subprocess.run(command, shell=True, cwd=self.folder, capture_output=True, text=True, check=False)
             code, said = done.returncode, done.stderr + done.stdout
         refused = code == 2 and bool(shown) and shown[0].startswith("crosel: ")  # the page shows the refusal
         assert code == 0 or refused, f"{block.place}: {command}\n{said}"
         return said
+
+
+def run_script(name: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        runpy.run_path(name, run_name="__main__")
+    return said.getvalue()
 
 
 def commands(block: Block) -> list[tuple[str, list[str]]]:

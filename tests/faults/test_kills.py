@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+from _runs import tree
+from _support import CroselCli, TinyRun
 from soak import kills
 
 
@@ -13,3 +16,14 @@ def test_a_few_kills_over_all_methods(tmp_path: Path) -> None:
     assert set(score.by_method) <= set(kills.METHODS)
     assert score.finished >= len(kills.METHODS)
     assert (score.lost_epochs, score.damaged) == (0, 0)
+
+
+def test_half_a_file_is_removed_wherever_it_lies(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    """Found by the soak: a kill inside the folder of plots left one behind for good."""
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    (run / "done").unlink()
+    for folder in (run, run / "checkpoints", run / "plots"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".writing-17-curves.svg").write_text("half")
+    assert crosel_cli("train", "--resume", "--out", run).code == 0
+    assert tree(run) == tree(tiny_run.path)

@@ -98,10 +98,11 @@ def test_free_memory_is_what_the_system_says() -> None:
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"),
         MemoryError(),
     ],
-    ids=["GPU", "CPU", "Python"],
+    ids=["GPU", "GPU while recording", "CPU", "Python"],
 )
 def test_out_of_memory_is_one_line_with_a_batch_size(
     error: BaseException, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch

@@ -95,8 +95,12 @@ def mixing_weight(alpha: float, count: int, generator: torch.Generator) -> Tenso
 
 def mix(values: Tensor, partner: Tensor, weight: Tensor) -> Tensor:
     """Eqs. (10), (11): λ' v_i + (1-λ') v_partner(i), with one weight [1] for all or one a row [B]."""
+    return blend(values, values[partner], weight)
+
+
+def blend(values: Tensor, others: Tensor, weight: Tensor) -> Tensor:
     weight = weight.view(-1, *[1] * (values.ndim - 1)).to(values.dtype)
-    return weight * values + (1 - weight) * values[partner]
+    return weight * values + (1 - weight) * others
 
 
 def total_loss(selected: Tensor, comix: Tensor, weight: Tensor | float) -> Tensor:
@@ -287,15 +291,19 @@ class CroSel(Method):
             # Crossed: the weak view learns what the network says of the strong one, and the other way round.
             targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
                                  comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
-            # Partners come from the whole batch, so mixing is done on that of all ranks.
             total = 2 * len(batch.drawn)
             weight = mixing_weight(self.settings.alpha, total if self.settings.mix_per_pair else 1, generator)
             # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.
             partner = torch.rand(total, generator=generator, device=generator.device).argsort()
-            x, targets = (
-                self.world.own(mix(self.everyone(values, batch, 2), partner, weight), 2) for values in (x, targets)
-            )
+            x, targets = (self._mixed(values, partner, weight) for values in (x, targets))
         return soft_cross_entropy(network(x), targets)
+
+    def _mixed(self, values: Tensor, partner: Tensor, weight: Tensor) -> Tensor:
+        """Mix with partners from the whole batch, which may be with other ranks."""
+        if self.world.size == 1:
+            return mix(values, partner, weight)
+        weight = self.world.own(weight, 2) if len(weight) > 1 else weight
+        return blend(values, self.world.fetch(values, partner, 2), weight)
 
     def observe(self, rows: slice, outputs: Tensor) -> None:
         if not self._watching:

@@ -98,9 +98,10 @@ function networkLine(network, index) {
   const history = make("span", "past", says);
   if (network.past) history.title = `predictions of the last ${network.past.length} epochs, the newest last`;
   line.append(history, ` ${percent(network.confidence)}`);
-  if (network.epochs) {
-    line.append(`, ${network.selected ? "selected" : "not now, but selected"} in ${network.epochs} epoch${network.epochs === 1 ? "" : "s"}`);
-  } else if (network.selected) line.append(", selected");
+  if (network.selected || network.epochs) {
+    const times = network.epochs ? ` (${network.epochs} epoch${network.epochs === 1 ? "" : "s"})` : "";
+    line.append(`, ${network.selected ? "selected" : "was selected"}${times}`);
+  }
   return line;
 }
 

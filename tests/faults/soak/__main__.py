@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
 
 def run_part(name: str, out: Path | None) -> dict[str, Any]:
     started = time.perf_counter()
-    row: dict[str, Any] = {"part": name}
+    row: dict[str, Any] = {"part": name, **machine()}
     try:
         with tempfile.TemporaryDirectory(prefix=f"crosel-soak-{name}-") as folder:
             row |= PARTS[name](Path(folder), out)
@@ -73,13 +73,18 @@ def main() -> int:
         parser.error(f"unknown part {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
     if a.out is not None:
         a.out.mkdir(parents=True, exist_ok=True)
-    about = machine()
     rows = [run_part(name, a.out) for name in (a.parts or PARTS)]
-    about["seconds"] = round(sum(row["seconds"] for row in rows), 1)
-    print(json.dumps(about), flush=True)
+    print(f"{sum(row['seconds'] for row in rows):.0f} seconds in all", flush=True)
     if a.out is not None:
-        (a.out / "soak.json").write_text(json.dumps({**about, "parts": rows}, indent=1) + "\n")
+        keep(a.out / "soak.json", rows)
     return int(not all(row["ok"] for row in rows))
+
+
+def keep(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write what was found; parts that were not run this time stay as they were."""
+    old = json.loads(path.read_text())["parts"] if path.exists() else []
+    found = {row["part"]: row for row in [*old, *rows]}
+    path.write_text(json.dumps({"parts": [found[name] for name in PARTS if name in found]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
