@@ -47,26 +47,31 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def atomic_write(path: Path, content: bytes | str) -> None:
-    """Write a whole file: a temporary neighbour, flushed to the disk, then renamed over the target."""
+def atomic_write(path: Path, content: bytes | str, durable: bool = True) -> None:
+    """Write a whole file: a temporary neighbour, flushed to the disk, then renamed over the target.
+
+    What can be made again at any time need not be `durable`: to wait for the disk would cost more than to make it.
+    """
     data = content.encode() if isinstance(content, str) else content
-    atomic_write_with(path, lambda stream: stream.write(data))
+    atomic_write_with(path, lambda stream: stream.write(data), durable)
 
 
-def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object], durable: bool = True) -> None:
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     with disk_errors(path):
         try:
             with open(temporary, "wb") as stream:
                 write(stream)
                 stream.flush()
-                os.fsync(stream.fileno())
+                if durable:
+                    os.fsync(stream.fileno())
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 temporary.unlink()
             raise
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,11 +20,13 @@ from _runs import ENVIRONMENT, ForkServer, assert_same_run, metrics, tree
 from _support import TinyRun
 
 KILLS = 20
-# The files of the tiny run, in the order in which they are flushed and renamed.
+# The files of the tiny run, in the order in which they are flushed. Before `done` come the plots: renamed, too, but
+# not waited for.
 WRITES = [
     "candidates.npz", "environment.json", "metrics.jsonl", "config.yaml", "checkpoint 1", "checkpoint 2",
-    "checkpoint 3", "checkpoint 4", "selection.npz", "labels.csv", "report.html", "done",
+    "checkpoint 3", "checkpoint 4", "selection.npz", "predictions.npz", "labels.csv", "report.html", "done",
 ]  # fmt: skip
+PLOTS = 24
 EPOCHS = 40
 LONG = ("--set", f"train.epochs={EPOCHS}", "--set", "method.warmup=15")
 
@@ -44,10 +46,12 @@ def stray(run: Path) -> list[str]:
 def chosen_moments() -> Iterator[Any]:
     for number, name in enumerate(WRITES, start=1):
         yield pytest.param("os:fsync", number, "half", id=f"{name} half written")
+        renamed = number + (PLOTS if name == "done" else 0)
         if name in ("config.yaml", "checkpoint 3", "done"):
-            yield pytest.param("os:replace", number, "before", id=f"{name} written but not renamed")
-        if name not in ("checkpoint 2", "checkpoint 3", "selection.npz", "report.html"):
-            yield pytest.param("os:replace", number, "after", id=f"{name} just renamed")
+            yield pytest.param("os:replace", renamed, "before", id=f"{name} written but not renamed")
+        if name not in ("checkpoint 2", "checkpoint 3", "selection.npz", "predictions.npz", "report.html"):
+            yield pytest.param("os:replace", renamed, "after", id=f"{name} just renamed")
+    yield pytest.param("os:replace", len(WRITES) + 5, "before", id="a plot written but not renamed")
     for epoch in (1, 4):
         yield pytest.param("crosel.run:RunFolder.on_epoch", epoch, "before", id=f"epoch {epoch} saved, no metrics yet")
         yield pytest.param("crosel.run:RunFolder.on_epoch", epoch, "after", id=f"epoch {epoch} in the metrics")

@@ -53,7 +53,7 @@ def results(runs: Sequence[RunData]) -> str:
             row.append(f"<b>{text}</b>" if key == "test_accuracy" and value == best[key] else text)
         rows.append([*row, f"{run.set_sizes.mean():.2f}", duration(run.seconds)])
     head = ("run", "method", "network", "seed", "epochs", *(name for _, name in found), "mean set size", "time")
-    return table("Last epoch of each run", head, rows, "numbers")
+    return table("Last epoch of each run", head, rows, "numbers results")
 
 
 def _differences(runs: Sequence[RunData]) -> str:

@@ -36,7 +36,7 @@ class Figure:
         note = f"<p class=note>{escape(self.note)}</p>" if self.note else ""
         return (
             f'<figure class="chart"><figcaption>{escape(self.title)}</figcaption>{_legend(self.keys)}'
-            f"{self.drawing.svg(self.description, f'chart-{next(ids)}')}{note}</figure>"
+            f'<div class="plot">{self.drawing.svg(self.description, f"chart-{next(ids)}")}{note}</div></figure>'
         )
 
     def with_words(self) -> Drawing:

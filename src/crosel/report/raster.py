@@ -17,7 +17,7 @@ from crosel.report.draw import Box, Dots, Drawing, Line, Point, Text
 from crosel.report.palette import LIGHT
 
 SCALE = 2  # pixels of the file for each unit of the drawing
-SMOOTH = 3  # drawn this many times larger still
+SMOOTH = 2  # drawn this many times larger still
 FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "Helvetica.ttc")
 
 
@@ -27,14 +27,14 @@ def png(drawing: Drawing) -> bytes:
     pen = _Pen(ImageDraw.Draw(image))
     for shape in drawing.shapes:
         pen.draw(shape)
+    image = image.reduce(SMOOTH)
     # Letters are smooth already and would only blur: they go on top, in the final size.
-    image = image.resize(size, Image.Resampling.LANCZOS)
     letters = ImageDraw.Draw(image)
     for shape in drawing.shapes:
         if isinstance(shape, Text):
             _write(letters, shape)
     out = io.BytesIO()
-    image.quantize(128).save(out, "PNG", optimize=True)
+    image.save(out, "PNG", compress_level=3)  # larger by half than the smallest, and in a tenth of the time
     return out.getvalue()
 
 

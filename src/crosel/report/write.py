@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crosel.data import Dataset
 from crosel.errors import UserError
-from crosel.files import atomic_write, make_folder
+from crosel.files import atomic_write, make_folder, remove_stray
 from crosel.report import run_figures
 from crosel.report.compare import comparison_page
 from crosel.report.figure import Figure
@@ -52,7 +52,8 @@ def _inputs(runs: Sequence[RunData], data: Dataset | None) -> list[NDArray[Any] 
 
 def write_plots(figures: Sequence[Figure], folder: Path) -> None:
     make_folder(folder)
+    remove_stray(folder)
     for figure in figures:
         drawing = figure.with_words()
-        atomic_write(folder / f"{figure.name}.svg", drawing.svg_file(figure.description))
-        atomic_write(folder / f"{figure.name}.png", png(drawing))
+        atomic_write(folder / f"{figure.name}.svg", drawing.svg_file(figure.description), durable=False)
+        atomic_write(folder / f"{figure.name}.png", png(drawing), durable=False)
