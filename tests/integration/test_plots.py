@@ -14,7 +14,7 @@ from PIL import Image
 from crosel.config import build_config
 from crosel.outcome import read_predictions, read_selection
 from crosel.report import raster, write_report
-from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure
+from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
 from crosel.report.curves import Chart, Reliability, Series, calibration_figure, line_figure
 from crosel.report.draw import Box, Drawing, Line, Text
 from crosel.report.gallery import _in_turn, groups
@@ -185,6 +185,15 @@ def test_names_in_files_are_escaped() -> None:
         drawing = figure.with_words()
         assert ET.fromstring(drawing.svg_file(figure.description)).tag.endswith("svg")
         assert raster.png(drawing).startswith(b"\x89PNG")
+
+
+def test_names_in_a_projection_do_not_cover_each_other() -> None:
+    draw = np.random.default_rng(0)
+    names = [(float(x), float(y), "class name") for x, y in draw.uniform(100, 130, (8, 2))]
+    placed = spread(names)
+    heights = sorted(y for _, y, _ in placed)
+    assert min(np.diff(heights)) >= 14 - 1e-9
+    assert spread([(0, 0, "a"), (200, 0, "b")]) == [(0, 0, "a"), (200, 0, "b")]
 
 
 def test_many_classes_share_the_colours() -> None:

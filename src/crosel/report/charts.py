@@ -116,12 +116,24 @@ def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], class
         drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
     for _, ink, mask in groups:
         drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
-    for j, _, mask in groups:
-        x, y = np.median(places[mask], axis=0)
-        drawing.add(Text(frame.x(x), frame.y(y), classes[j][:16], "middle", "text", bold=True, halo=True))
+    middles = [np.median(places[mask], axis=0) for _, _, mask in groups]
+    names = [(frame.x(x), frame.y(y), classes[j][:16]) for (x, y), (j, _, _) in zip(middles, groups, strict=True)]
+    for x, y, name in spread(names):
+        drawing.add(Text(x, y, name, "middle", "text", bold=True, halo=True))
     frame.foot(drawing, [], "first principal component (across), second (upwards)")
     said = ", ".join(f"{classes[j]} {int(mask.sum()):,}" for j, _, mask in groups)
     return Figure("projection", "The examples in two dimensions", drawing, f"Projection by label: {said}", (), note)
+
+
+def spread(names: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Push names down, from the top on, until none covers another; a letter is taken to be seven units wide."""
+    placed: list[tuple[float, float, str]] = []
+    for x, y, name in sorted(names, key=lambda n: n[1]):
+        for other_x, other_y, other in sorted(placed, key=lambda n: n[1]):
+            if abs(x - other_x) < 3.5 * (len(name) + len(other)) + 4 and abs(y - other_y) < 14:
+                y = other_y + 14
+        placed.append((x, y, name))
+    return placed
 
 
 def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
