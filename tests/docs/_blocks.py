@@ -132,7 +132,7 @@ def commands(block: Block) -> list[tuple[str, list[str]]]:
 
 def check_output(place: str, shown: list[str], said: str) -> None:
     """What is shown must have been said. `…` stands for anything, shares may differ a little."""
-    text = "\n".join(shown).strip()
+    text, said = ("\n".join(re.sub(" +", " ", line) for line in lines).strip() for lines in (shown, said.splitlines()))
     if not text:
         return
     pattern = _PERCENT.sub("\0", text)
