@@ -66,8 +66,8 @@ def training_metrics(session: Session) -> dict[str, float]:
     return out
 
 
-_NEEDED = ("torch", "numpy", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
-_OPTIONAL = ("scipy", "pillow", "ray", "optuna")
+_NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
+_OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
 
 
 def _installed(name: str) -> str:
