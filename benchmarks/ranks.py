@@ -4,7 +4,8 @@
     python benchmarks/ranks.py --cycles 25            # start and stop two ranks so often; every exit code must be 0
 
 Every rank has one thread. One and two ranks take turns in one run, `--rounds` times, so that whatever else the machine
-does falls on both; beside the clock stands the processor time that ranks used, which depends less on the company.
+does falls on both; beside the clock stands the processor time of a rank for 1000 images of the whole batch: what one
+rank needs, divided by what each of two needs, is the gain that two idle cores would show if nobody waited.
 Bytes are counted where they are handed to the backend. For a sum over R ranks in a ring each rank sends 2(R-1)/R times
 its bytes; what it gathers from the others comes once from each.
 """
@@ -31,20 +32,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def worker(rank: int, size: int, meet: str, name: str) -> None:
-    """Train three short epochs; the last one is measured (by then CroSel selects). Rank 0 prints what it found."""
+def measure(world: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """Train three short epochs; the last one is measured (by then CroSel selects)."""
     import numpy as np
     import torch
 
     from crosel.candidates import uniform
     from crosel.config import build_config
     from crosel.data.dataset import Dataset
-    from crosel.distributed import ONE, connected
     from crosel.session import build_session, resolve
     from crosel.train import fit
 
-    torch.set_num_threads(1)
-    case, draw = CASES[name], np.random.default_rng(0)
+    draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (case["n"], 3, case["side"], case["side"]), dtype=np.uint8)
     y = draw.integers(0, 10, case["n"])
     data = Dataset(x, tuple("0123456789"), uniform(y, 10, 0.3, 0), y)
@@ -52,51 +51,66 @@ def worker(rank: int, size: int, meet: str, name: str) -> None:
     if case["method"] == "crosel":
         settings += ["method.warmup=1", "method.bank_length=1", "method.gamma=0.05"]
     values = {"source": "random", "method": {"name": case["method"]}}
-    config = resolve(build_config(settings=settings, values=values), data)
-    cpu = torch.device("cpu")
+    session = build_session(resolve(build_config(settings=settings, values=values), data), data, torch.device("cpu"),
+                            world=world)  # fmt: skip
+    watch = Watch(world)
+    fit(session, (watch,))
+    images = session.steps * session.batch_size
+    return {
+        "images_per_second": session.progress.rows[-1]["images_per_second"],
+        "cpu_seconds_per_1000_images": 1000 * watch.cpu / images,  # of one rank
+        "steps": session.steps,
+        "parameters": sum(p.numel() for p in session.method.parameters() if p.requires_grad),
+        "bytes_per_step": {kind: count / session.steps for kind, count in watch.in_steps.items()},
+        "bytes_per_epoch": watch.in_epoch,
+    }
 
-    def measure(world: Any) -> dict[str, Any]:
-        session = build_session(config, data, cpu, world=world)
-        found: dict[str, Any] = {}
 
-        class Watch:
-            def on_step(self, session: Any, epoch: int, step: int, loss: float) -> None:
-                if epoch == 3 and step == session.steps:
-                    found["step"] = {kind: (count - self.sent.get(kind, 0)) for kind, count in sent().items()}
-                    found["training_cpu"] = time.process_time() - self.cpu
+class Watch:
+    """Looks at processor time and at what was sent, from the end of the second epoch on."""
 
-            def on_state(self, session: Any) -> None:
-                pass
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.cpu = 0.0
+        self.in_steps: dict[str, int] = {}
+        self.in_epoch: dict[str, int] = {}
+        self._begin()
 
-            def on_epoch(self, session: Any, row: Any) -> None:
-                self.sent, self.cpu = sent(), time.process_time()  # as the next epoch begins
-                if row["epoch"] == 2:
-                    self.before = sent()
-                if row["epoch"] == 3:
-                    found["images_per_second"] = row["images_per_second"]
-                    found["epoch"] = {kind: count - self.before.get(kind, 0) for kind, count in sent().items()}
+    def _begin(self) -> None:
+        self._cpu, self._before = time.process_time(), dict(getattr(self.world, "sent", {}))
 
-        def sent() -> dict[str, int]:
-            return dict(getattr(world, "sent", {}))
+    def _since(self) -> dict[str, int]:
+        return {kind: n - self._before.get(kind, 0) for kind, n in getattr(self.world, "sent", {}).items()}
 
-        fit(session, (Watch(),))
-        steps = session.steps
-        return {
-            "images_per_second": found["images_per_second"],
-            "cpu_seconds_per_1000_images": 1000 * found["training_cpu"] / (steps * session.batch_size),
-            "steps": steps,
-            "parameters": sum(p.numel() for p in session.method.parameters() if p.requires_grad),
-            "bytes_per_step": {kind: count / steps for kind, count in found["step"].items()},
-            "bytes_per_epoch": found["epoch"],
-        }
+    def on_step(self, session: Any, epoch: int, step: int, loss: float) -> None:
+        if step == session.steps:
+            self.cpu, self.in_steps = time.process_time() - self._cpu, self._since()
 
-    if size == 1:
-        result = measure(ONE)
-    else:
-        with connected(rank, size, cpu, f"file://{meet}") as world:
-            result = measure(world)
+    def on_state(self, session: Any) -> None:
+        pass
+
+    def on_epoch(self, session: Any, row: Any) -> None:
+        self.in_epoch = self._since()
+        self._begin()
+
+
+def worker(rank: int, size: int, meet: str, rounds: int) -> None:
+    """All cases, by rank 0 alone (the others wait) and by all ranks, in turn. Rank 0 prints what it found."""
+    import torch
+
+    from crosel.distributed import ONE, connected
+
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, list[Any]]] = {name: {"1": [], str(size): []} for name in CASES}
+    with connected(rank, size, torch.device("cpu"), f"file://{meet}") as world:
+        for _ in range(rounds):
+            for name, case in CASES.items():
+                if rank == 0:
+                    found[name]["1"].append({**measure(ONE, case), "load": os.getloadavg()[0]})
+                world.wait()
+                found[name][str(size)].append({**measure(world, case), "load": os.getloadavg()[0]})
     if rank == 0:
-        print(json.dumps(result))
+        print(json.dumps(found))
 
 
 def cycle(rank: int, size: int, meet: str) -> None:
@@ -122,19 +136,18 @@ def launch(size: int, *arguments: str) -> tuple[list[int], str]:
 
 
 def benchmark(rounds: int) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name in CASES:
-        runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
-        for _ in range(rounds):
-            for size in (1, 2):
-                codes, said = launch(size, "--worker", name)
-                assert codes == [0] * size, codes
-                runs[size].append({**json.loads(said), "load": os.getloadavg()[0]})
-        ratios = [two["images_per_second"] / one["images_per_second"] for one, two in zip(*runs.values(), strict=True)]
-        out[name] = {"ratio_of_images_per_second": round(statistics.median(ratios), 3), "runs": runs}
-        print(
-            f"{name}: 2 ranks give {out[name]['ratio_of_images_per_second']} times the images/s of 1", file=sys.stderr
-        )
+    codes, said = launch(2, "--worker", "--rounds", str(rounds))
+    assert codes == [0, 0], codes
+    out = {}
+    for name, runs in json.loads(said).items():
+        pairs = list(zip(runs["1"], runs["2"], strict=True))
+        out[name] = {
+            "ratio_of_images_per_second": statistics.median(b["images_per_second"] / a["images_per_second"] for a, b in pairs),
+            "ratio_by_processor_time": statistics.median(
+                a["cpu_seconds_per_1000_images"] / b["cpu_seconds_per_1000_images"] for a, b in pairs
+            ),
+            "runs": runs,
+        }  # fmt: skip
     return out
 
 
@@ -143,14 +156,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cycles", type=int)
-    for name in ("worker", "meet"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-    parser.add_argument("--cycle", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
+    for name in ("worker", "cycle"):
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     for name in ("rank", "size"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.worker:
-        worker(a.rank, a.size, a.meet, a.worker)
+        worker(a.rank, a.size, a.meet, a.rounds)
     elif a.cycle:
         cycle(a.rank, a.size, a.meet)
     elif a.cycles:
