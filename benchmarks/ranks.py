@@ -142,7 +142,9 @@ def benchmark(rounds: int) -> dict[str, Any]:
     for name, runs in json.loads(said).items():
         pairs = list(zip(runs["1"], runs["2"], strict=True))
         out[name] = {
-            "ratio_of_images_per_second": statistics.median(b["images_per_second"] / a["images_per_second"] for a, b in pairs),
+            "ratio_of_images_per_second": statistics.median(
+                b["images_per_second"] / a["images_per_second"] for a, b in pairs
+            ),
             "ratio_by_processor_time": statistics.median(
                 a["cpu_seconds_per_1000_images"] / b["cpu_seconds_per_1000_images"] for a, b in pairs
             ),

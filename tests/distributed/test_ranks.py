@@ -33,6 +33,8 @@ EARLY = {"crosel": CROSEL, "pop": ["method.warm_up=1", "method.threshold=0.9", "
 # Ways in which ranks could come to have unequal work.
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"method": name, "settings": EARLY.get(name, [])} for name in methods()},
+    "bad batches left out": {"method": "proden", "settings": ["train.bad_batches=skip"]},
+    "inputs on the host": {"method": "cc", "settings": ["train.data_on=host"]},
     "a weight for each pair": {"method": "crosel", "settings": [*CROSEL, "method.mix_per_pair=true"]},
     "unselected only": {"method": "crosel", "settings": [*CROSEL, "method.scope=unselected"]},
     "nothing selected": {"method": "crosel", "settings": [*CROSEL[:2], "method.gamma=1.0"]},
