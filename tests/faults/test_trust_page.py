@@ -1,0 +1,57 @@
+"""docs/trust.md: every row names what makes it again, and what it names is there; figures are those of results/soak."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
+SOAK = json.loads((ROOT / "results/soak/soak.json").read_text(encoding="utf-8"))
+FAULTS, _, VERSIONS = PAGE.partition("## Versions")
+ROWS = [line.strip().strip("|").split(" | ") for line in FAULTS.splitlines() if re.match(r"\| (?!fault|claim)", line)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
+def test_every_row_can_be_made_again(row: list[str]) -> None:
+    assert len(row) == 6, "fault, how it is made, tried, what happened, promised, again"
+    assert all(cell.strip() for cell in row)
+    named = re.findall(r"`([^`]+)`", row[-1])
+    assert named
+    parts = {part["part"] for part in SOAK["parts"]}
+    for name in named:
+        assert name in parts or (ROOT / name).is_file(), f"{name} is neither a part of the soak nor a test"
+
+
+def test_the_soak_behind_the_figures_went_well() -> None:
+    assert [part["part"] for part in SOAK["parts"] if not part["ok"]] == []
+    by_name = {part["part"]: part for part in SOAK["parts"]}
+    assert by_name["kills"]["kills"] == 200
+    assert by_name["leak"]["epochs"] == 500
+    assert by_name["predict"]["rows"] == 1_000_000
+    assert by_name["review"]["clients"] == 50
+    assert by_name["review"]["seconds_of_load"] >= 300
+
+
+def test_figures_are_those_of_the_record() -> None:
+    by_name = {part["part"]: part for part in SOAK["parts"]}
+    shown = [
+        by_name["kills"]["by_moment"]["random"], by_name["kills"]["half_written_files"],
+        by_name["flips"]["flipped_and_noticed"], by_name["leak"]["grown_mib"], by_name["review"]["requests"],
+        by_name["review"]["grown_mib"], by_name["predict"]["peak_mib"], by_name["predict"]["grown_mib"],
+    ]  # fmt: skip
+    plain = PAGE.replace(",", "")
+    assert [value for value in shown if str(value) not in plain] == []
+    assert "SOAK_" not in PAGE
+
+
+def test_versions_are_those_of_the_record() -> None:
+    lines = (ROOT / "results/soak/versions.jsonl").read_text(encoding="utf-8").splitlines()
+    tried = [json.loads(line) for line in lines]
+    assert {row["python"].rpartition(".")[0] for row in tried} == {"3.10", "3.11", "3.12", "3.13"}
+    assert all(row["ok"] and not row["extras"] for row in tried)
+    for row in tried:
+        assert f"| {row['python']} | {row['torch']} | {row['numpy']} |" in VERSIONS
