@@ -83,6 +83,8 @@ def test_the_keyboard_reaches_everything_and_it_prints(browser: Any, pages: dict
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"  # no black paper
     assert not page.is_visible("nav")
+    page.set_viewport_size({"width": 703, "height": 1000})  # of A4 within margins of 12 mm
+    assert page.evaluate("document.documentElement.scrollWidth") <= 703
     pdf = page.pdf()
     assert pdf.startswith(b"%PDF")
     assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page/") >= 2 or len(pdf) > 50_000
