@@ -21,11 +21,12 @@ from crosel.checkpoint import Checkpoint, prefixed, without_prefix
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
-from crosel.distributed import ONE, World, synchronise_norms
+from crosel.distributed import ONE, World
 from crosel.errors import UserError
 from crosel.memory import inputs_stay_on_host
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
+from crosel.synchronised import synchronise_norms
 
 
 @dataclass

@@ -180,10 +180,14 @@ def cluster() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"--on ray: no connection to the cluster ({error})") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray puts one in its place that ends us at once
     try:
         yield ray
     finally:
