@@ -91,6 +91,8 @@ def test_learns_and_reports_labels() -> None:
     assert [row["epoch"] for row in clf.history_] == list(range(1, 13))
     np.testing.assert_allclose(clf.predict_proba(x).sum(axis=1), 1, rtol=1e-5)
     assert not hasattr(clf, "partial_fit")
+    with pytest.raises(AttributeError, match="partial_fit is not offered"):
+        clf.partial_fit(x, sets)
     assert "partial_fit" in (PartialLabelClassifier.__doc__ or "")
 
 
