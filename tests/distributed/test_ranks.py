@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -13,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _jobs import alone, free_port
+from _jobs import CPU, alone, free_port, train
 from _support import small_arrays
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from crosel.checkpoint import load_newest
-from crosel.distributed import ONE, share_of
-from crosel.errors import UserError
+from crosel.distributed import ONE, Ranks, connected, joined, launched, share_of
+from crosel.errors import RankLost, UserError
 from crosel.methods import methods
+from crosel.synchronised import synchronise_norms
 
 TESTS = Path(__file__).resolve().parent.parent
 PATHS = [str(TESTS / "distributed"), str(TESTS), os.environ.get("PYTHONPATH", "")]
@@ -268,6 +270,81 @@ def test_the_launcher_restarts_a_run_that_lost_a_rank(launch: Launch, source: Pa
     assert (out / "done").is_file()
 
 
+# --- one rank, in this process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[Ranks]:
+    with connected(0, 1, CPU, f"file://{tmp_path / 'meet'}") as world:
+        yield world
+
+
+@pytest.mark.parametrize("method", ["crosel", "pico", "lws"])
+def test_one_rank_of_a_group_is_one_process(single: Ranks, method: str, tmp_path: Path) -> None:
+    args = {"method": method, "settings": [*EARLY.get(method, []), "train.bad_batches=skip"], "norm": True}
+    for name, world in (("group", single), ("alone", ONE)):
+        (tmp_path / name).mkdir()
+        train(world, str(tmp_path / name), **args)
+    assert_close(state(tmp_path / "group"), state(tmp_path / "alone"))
+    assert single.sent["sum"] > 0
+
+
+def test_messages_of_one_rank_give_back_what_was_sent(single: Ranks) -> None:
+    image = torch.randn(5, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    assert torch.equal(single.fetch(image, order), image[order])
+    assert torch.equal(single.gather(image, 5), image)
+    assert torch.equal(single.gather(torch.tensor([True, False]), 2), torch.tensor([True, False]))
+    row = torch.randn(4, 2, requires_grad=True)
+    single.gather(row, 4).square().sum().backward()
+    torch.testing.assert_close(row.grad, 2 * row.detach())
+    assert single.any(True)
+    assert not single.any(False)
+    assert bool(single.every(torch.tensor(True)))
+    assert single.begin(lambda: 5, str, int) == 5
+    with pytest.raises(UserError, match="nothing came of it"):
+        single.begin(_nothing, str, int)
+
+
+def _nothing() -> int:
+    raise UserError("nothing came of it")
+
+
+def test_synchronised_norm_is_batch_norm(single: Ranks) -> None:
+    ours = nn.Sequential(nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False, momentum=None)).double()
+    theirs = copy.deepcopy(ours)
+    synchronise_norms(ours, single)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    for _ in range(3):
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_who_is_launched_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "3"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with joined(CPU) as (world, device):  # torchrun with a single process
+        assert world is ONE
+        assert device == CPU
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert launched()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="2 CUDA devices here, and this is process 4"), joined(torch.device("cuda")):
+        pass
+
+
+def test_a_lost_rank_is_one_line() -> None:
+    def broken() -> None:
+        with Ranks(1, 2)._message("sum"):
+            raise RuntimeError("first\nConnection closed by peer")
+
+    with pytest.raises(RankLost, match=r"rank 1 of 2: another rank has ended .*\(Connection closed by peer\)"):
+        broken()
+
+
 # --- pieces -------------------------------------------------------------------------------------------------------
 
 
@@ -289,9 +366,5 @@ def test_alone_nothing_is_copied_or_sent() -> None:
 
 
 def test_a_batch_smaller_than_two_a_rank_is_refused(tmp_path: Path) -> None:
-    from _jobs import train
-
-    from crosel.distributed import Ranks
-
     with pytest.raises(UserError, match="14 examples and there are 9 ranks"):
         train(Ranks(0, 9), str(tmp_path), "cc", [])
