@@ -1,8 +1,9 @@
 """How fast the readers are: CIFAR-10 from its files, a csv of features, small JPEGs.
 
-    python benchmarks/readers.py --data DIR --out results/readers.json
+    python benchmarks/readers.py --data DIR --out results/readers.json --repeats 3
 
-DIR holds cifar-10-batches-py; without it that part is left out. Everything else is made in a temporary folder.
+DIR holds cifar-10-batches-py; without it that part is left out. Everything else is made in a temporary folder. Each
+repeat is noted with the load of the machine before it; `best` takes the best of each figure.
 """
 
 from __future__ import annotations
@@ -61,20 +62,11 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--side", type=int, default=32)
-    args = parser.parse_args()
-    result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]), "commit": commit(), "cores": workers(),
-        "processor": platform.processor() or platform.machine(), "python": platform.python_version(),
-        "numpy": np.__version__, "load_average": round(os.getloadavg()[0], 2),
-    }  # fmt: skip
-    if args.data is not None and (args.data / "cifar-10-batches-py").is_dir():
-        seconds, _ = timed("cifar10", args.data)
+def measure(data: Path | None, images: int, side: int) -> dict[str, float]:
+    """One repeat of everything."""
+    result = {"load_average": round(os.getloadavg()[0], 2)}
+    if data is not None and (data / "cifar-10-batches-py").is_dir():
+        seconds, _ = timed("cifar10", data)
         result["cifar10_seconds"] = round(seconds, 3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -82,13 +74,38 @@ def main() -> None:
         seconds, n = timed(folder / "rows.csv")
         result["csv_50000_rows_64_features_seconds"] = round(seconds, 3)
         assert n == 50_000
-        image_folder(folder / "images", args.images, args.side)
+        image_folder(folder / "images", images, side)
         seconds, n = timed(folder / "images", cache=False)
-        assert n == args.images
-        result[f"jpeg_{args.side}px_images_per_second"] = round(n / seconds)
+        assert n == images
+        result[f"jpeg_{side}px_images_per_second"] = round(n / seconds)
         timed(folder / "images")
         seconds, n = timed(folder / "images")
-        result[f"jpeg_{args.side}px_cached_seconds"] = round(seconds, 3)
+        result[f"jpeg_{side}px_cached_seconds"] = round(seconds, 3)
+    return result
+
+
+def best(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {
+        name: (max if name.endswith("per_second") else min)(run[name] for run in runs)
+        for name in runs[0]
+        if name != "load_average"
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--side", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=1)
+    args = parser.parse_args()
+    runs = [measure(args.data, args.images, args.side) for _ in range(args.repeats)]
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]), "commit": commit(), "cores": workers(),
+        "processor": platform.processor() or platform.machine(), "python": platform.python_version(),
+        "numpy": np.__version__, "best": best(runs), "runs": runs,
+    }  # fmt: skip
     text = json.dumps(result, indent=2)
     print(text)
     if args.out is not None:

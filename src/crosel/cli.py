@@ -146,6 +146,9 @@ def labels(
     outside_gamma: Annotated[
         float | None, typer.Option(help="confidence that the flag `outside` asks for; default: the run's own")
     ] = None,
+    only_outside: Annotated[
+        bool, typer.Option("--only-outside", help="only labels that the sets seem to miss, for train --corrections")
+    ] = False,
     from_name: Annotated[str, typer.Option(help="Label Studio: name of the choices")] = "label",
     to_name: Annotated[str, typer.Option(help="Label Studio: name of what they are about")] = "image",
     data_key: Annotated[str, typer.Option(help="Label Studio: field of a task's data for our id")] = "image",
@@ -157,11 +160,14 @@ def labels(
     """The training set's labels, cleaned."""
     from collections import Counter
 
-    from crosel.labels import LabelStudio, label_table, write_labels
+    from crosel.labels import LabelStudio, label_table, write_labels, write_outside
     from crosel.run import load_run
     from crosel.session import pick_device
 
     table = label_table(load_run(run, pick_device(device), trust_code, data_dir=data), outside_gamma)
+    if only_outside:
+        typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the truth: {out}")
+        return
     write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
     flags = Counter(flag or "clear" for flag in table.flags)
     typer.echo(f"{len(table.flags)} labels ({', '.join(f'{n} {flag}' for flag, n in flags.most_common())}): {out}")

@@ -170,6 +170,16 @@ def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None
         )
 
 
+def write_outside(table: LabelTable, path: Path) -> int:
+    """Write the labels that the sets seem to miss, as csv for `crosel train --corrections`; return their number."""
+    if path.suffix != ".csv":
+        raise UserError(f"{path}: labels outside the sets are written as .csv, for crosel train --corrections")
+    rows = [row for row in table.rows() if row.outside_label is not None]
+    lines = [csv_line((row.id, str(row.outside_label), row.flag)) for row in rows]
+    atomic_write_with(path, lambda stream: stream.writelines([csv_line(("id", "label", "flag")), *lines]))
+    return len(rows)
+
+
 def _write_csv(table: LabelTable, stream: IO[bytes]) -> None:
     stream.write(csv_line(COLUMNS))
     for row in table.rows():

@@ -273,12 +273,24 @@ def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digit
         assert result.out.startswith(f"{N} labels (")
         assert (f"{counts[-1]} outside" in result.out) == (counts[-1] > 0)
     assert counts[0] >= counts[1] == 0
+    found = tmp_path / "found.csv"
+    told = crosel_cli("labels", run, "--out", found, "--only-outside", "--outside-gamma", "0")
+    assert (told.code, told.out) == (0, f"{counts[0]} of {N} sets seem to miss the truth: {found}\n"), told.err
+    assert counts[0] > 0, "else the next step shows nothing"
+    again = crosel_cli("train", source, *options, *QUICK, "--corrections", found, "--out", tmp_path / "again")
+    assert again.code == 0, again.err
+    with np.load(run / "candidates.npz") as before, np.load(tmp_path / "again" / "candidates.npz") as after:
+        changed = (before["candidates"] != after["candidates"]).any(axis=1)
+        assert changed.sum() == counts[0]
+        assert (after["candidates"][changed].sum(axis=1) == 1).all()
+        assert not (after["candidates"] & before["candidates"])[changed].any(), "the new labels were outside the sets"
     named = crosel_cli("labels", run, "--out", tmp_path / "l.json", "--data-key", "url", "--from-name", "kind")
     assert named.code == 0, named.err
     task = json.loads((tmp_path / "l.json").read_text())[0]
     assert task["data"] == {"url": "0"}
     assert task["predictions"][0]["result"][0]["from_name"] == "kind"
     for arguments, says in (
+        (["--out", tmp_path / "l.jsonl", "--only-outside"], "written as .csv, for crosel train --corrections"),
         (["--out", tmp_path / "l.xlsx"], "l.xlsx: labels are written as .csv"),
         (["--out", tmp_path / "l.csv", "--outside-gamma", "2"], "--outside-gamma must lie between 0 and 1"),
         (["--out", tmp_path / "m.json", "--tasks", tmp_path / "none.json"], "none.json: cannot be read"),

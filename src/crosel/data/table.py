@@ -235,7 +235,8 @@ def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ..
     weights: Weights = []
     for at, row in enumerate(rows):
         try:
-            weights.append(label_weights(table.columns["weight"][row], None if sets is None else sets[at]))
+            known = None if sets is None else sets[at]
+            weights.append(label_weights(table.columns["weight"][row], known, separator))
         except ValueError as error:
             raise UserError(f"{table.place(int(row), 'weight')}: {error}") from None
     return sets or [tuple(name for name, weight in w.items() if weight > 0) for w in weights], weights

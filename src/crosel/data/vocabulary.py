@@ -77,15 +77,15 @@ def _number(value: Any) -> float:
     return number
 
 
-def label_weights(value: Any, names: Sequence[str] | None) -> dict[str, float]:
+def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|") -> dict[str, float]:
     """Weights by label: `cat:0.7|dog:0.3` or an object, or numbers in the order of the candidates."""
     if isinstance(value, str) and ":" in value:
-        pairs = [part.rpartition(":") for part in value.split("|")]
+        pairs = [part.rpartition(":") for part in value.split(separator)]
         if len({name.strip() for name, _, _ in pairs}) != len(pairs):
             raise ValueError("a label with two weights")
         value = {name: number for name, _, number in pairs}
     elif isinstance(value, str):
-        value = value.split("|")
+        value = value.split(separator)
     elif isinstance(value, int | float):
         value = [value]
     if isinstance(value, dict):
