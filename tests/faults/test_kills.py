@@ -1,4 +1,4 @@
-"""A short form of the soak with SIGKILL, over all methods; chosen moments of one run are in test_sigkill.py."""
+"""A short form of the soak with SIGKILL; chosen moments of one run are in test_sigkill.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from _support import CroselCli, TinyRun
 from soak import kills
 
 
-def test_a_few_kills_over_all_methods(tmp_path: Path) -> None:
-    score = kills.soak(tmp_path, kills=7, seed=4)
-    assert score.kills == 7
-    assert set(score.by_method) <= set(kills.METHODS)
-    assert score.finished >= len(kills.METHODS)
+def test_a_few_kills_over_some_methods(tmp_path: Path) -> None:
+    score = kills.soak(tmp_path, kills=6, seed=4, methods=("crosel", "pico", "pop"))
+    assert score.kills == 6
+    assert set(score.by_method) <= {"crosel", "pico", "pop"}
+    assert score.finished >= 3
     assert (score.lost_epochs, score.damaged) == (0, 0)
 
 

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,22 @@ def check_after(child: Child, run: Run, before: int, score: Score) -> None:
     score.lost_epochs += max(0, before - after)
 
 
-def soak(folder: Path, kills: int, seed: int, epoch_bound: float = 60.0) -> Score:
+def soak(folder: Path, kills: int, seed: int, methods: Sequence[str] = METHODS, bound: float = 60.0) -> Score:
     np.savez(folder / "digits.npz", **small_arrays(IMAGES))
     server = ForkServer(folder)
     draw, score = random.Random(seed), Score()
     references, seconds = {}, {}
-    for method in METHODS:
+    for method in methods:
         started = time.monotonic()
         code, _, err = server.run(*command(method, folder / f"unbroken-{method}"))
         assert code == 0, err
         references[method] = folder / f"unbroken-{method}"
-        seconds[method] = min(epoch_bound, time.monotonic() - started)
+        seconds[method] = min(bound, time.monotonic() - started)
         assert len(metrics(references[method])) == EPOCHS
-    runs = {method: Run(method, folder / f"{method}-0") for method in METHODS}
+    runs = {method: Run(method, folder / f"{method}-0") for method in methods}
     number = 0
     while score.kills < kills:
-        method = METHODS[number % len(METHODS)]
+        method = methods[number % len(methods)]
         number += 1
         run, before = runs[method], whole_rows(runs[method].path)
         child, moment = kill_once(server, run, draw, 0.7 * seconds[method])
