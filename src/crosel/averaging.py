@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from crosel.errors import UserError
+
 
 class WeightAverage:
     """kept <- kept + (live - kept) · max(1 - decay, 1 / steps so far), for weights and batch-norm statistics."""
@@ -63,6 +65,8 @@ class WeightAverage:
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         for name, kept in zip(self.names, self.kept, strict=True):
+            if name not in tensors or tensors[name].shape != kept.shape:
+                raise UserError(f"the checkpoint does not fit this configuration: no average of {name}")
             kept.copy_(tensors[name])
 
 

@@ -52,10 +52,11 @@ class FittedModel:
         config = session.config.model_dump(mode="json")
         model = cls(config, len(session.data.classes), session.data.shape, pixels, b"", network)
         bare = model._build(session.device)
-        tensors = {
-            **_same_shape("method", bare.method, session.method),
-            **_same_shape("normalise", bare.normalise, session.normalise),
-        }
+        with session.evaluating():  # an average of the weights predicts, where there is one
+            tensors = {
+                **_same_shape("method", bare.method, session.method),
+                **_same_shape("normalise", bare.normalise, session.normalise),
+            }
         model.weights = safetensors.torch.save(tensors)
         model._load(bare)
         return model

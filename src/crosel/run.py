@@ -30,7 +30,7 @@ from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
 from crosel.redact import without_secrets
-from crosel.session import Session, build_session, load_tensors
+from crosel.session import Session, build_session
 from crosel.train import Row
 
 # Settings that do not decide what is learnt: a run may go on with other values of these.
@@ -278,7 +278,7 @@ def load_run(
 ) -> Session:
     """Open a run for use: its networks from the newest good checkpoint, and its data unless they are not needed."""
     folder = RunFolder(path)
-    config = folder.read_config()
+    config = folder.read_config(say)
     if needs_data:
         where = data_dir or (Path(config.data_dir) if config.data_dir else None)
         data = folder.with_candidates(with_classes_of(load_data(config, where), config.candidates))
@@ -290,8 +290,7 @@ def load_run(
         say(f"checkpoint {damaged.name} is damaged; it is passed over")
     if found.checkpoint is None:
         raise UserError(f"{path}: there is no checkpoint to use yet; train it first: crosel train … --out {path}")
-    load_tensors(session.method, checkpoint.without_prefix("method", found.checkpoint.tensors))
-    load_tensors(session.normalise, checkpoint.without_prefix("normalise", found.checkpoint.tensors))
+    session.load_weights(found.checkpoint.tensors)
     session.progress.epoch = found.checkpoint.state["epoch"]
     session.progress.rows = found.checkpoint.state["rows"]
     return session

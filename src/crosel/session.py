@@ -110,16 +110,20 @@ class Session:
         }  # fmt: skip
         return tensors, state
 
+    def load_weights(self, tensors: dict[str, Tensor]) -> None:
+        """All that prediction needs of a checkpoint, and the method's tables."""
+        load_tensors(self.method, without_prefix("method", tensors))
+        load_tensors(self.normalise, without_prefix("normalise", tensors))
+        if self.average:
+            self.average.load_state_dict(without_prefix("average", tensors))
+
     def restore(self, saved: Checkpoint) -> None:
         """Go back to a saved state, or say why it does not belong to this run."""
         for what, ours in self.fingerprints.items():
             if saved.state[what] != ours:
                 raise UserError(f"the {what} differ from those this run was started with; nothing was changed")
-        load_tensors(self.method, without_prefix("method", saved.tensors))
-        load_tensors(self.normalise, without_prefix("normalise", saved.tensors))
+        self.load_weights(saved.tensors)
         checkpoint.restore_momentum(self.optimiser, self.method, without_prefix("momentum", saved.tensors))
-        if self.average:
-            self.average.load_state_dict(without_prefix("average", saved.tensors))
         if saved.state["device"] == self.device.type:
             try:
                 self.generator.set_state(saved.tensors["generator"])

@@ -354,9 +354,16 @@ def test_run_without_checkpoint(tmp_path: Path, tiny_run: TinyRun, crosel_cli: C
 def test_broken_config_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace("epochs: 4", "epochs: -4"))
-    for command in (("eval", run), ("train", "--resume", "--out", run)):
-        assert_refused(crosel_cli(*command), f"{config}: setting 'train.epochs'", "(given: -4)")
+    broken = config.read_text().replace("epochs: 4", "epochs: -4")
+    config.write_text(broken)
+    for command in (("eval", run), ("train", "--resume", "--out", run)):  # resuming writes it anew
+        code, _, err = crosel_cli(*command)
+        assert code == 0
+        assert err.splitlines()[0] == f"{config} is damaged; its settings were taken from the newest checkpoint"
+    for path in checkpoints(run):
+        path.unlink()
+    config.write_text(broken)
+    assert_refused(crosel_cli("eval", run), f"{config}: setting 'train.epochs'", "(given: -4)")
 
 
 def test_network_code_needs_trust(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, image_npz: Path) -> None:

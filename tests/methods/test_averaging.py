@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,9 @@ from crosel.checkpoint import Checkpoint
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import Dataset, make_dataset
+from crosel.estimator_model import FittedModel
+from crosel.run import load_run
+from crosel.runner import train_run
 from crosel.session import Session, build_session, resolve
 from crosel.train import fit, predict_chunks
 
@@ -97,6 +102,27 @@ def test_average_survives_a_checkpoint() -> None:
     again.restore(Checkpoint({name: t.clone() for name, t in tensors.items()}, state))
     (_, a), (_, b) = (next(iter(predict_chunks(one, s.data.x))) for one in (s, again))
     assert torch.equal(a, b)
+
+
+def test_a_finished_run_predicts_with_the_average(tmp_path: Path) -> None:
+    values = {
+        "source": "digits", "candidates": "uniform:q=0.3", "method": {"name": "cc"},
+        "network": {"name": "mlp", "hidden": [8]}, "train": {"epochs": 2, "average": 0.9},
+    }  # fmt: skip
+    run = tmp_path / "run"
+    trained = train_run(build_config(settings=[], values=values), run, CPU)
+    opened = load_run(run, CPU)
+    (_, a), (_, b) = (next(iter(predict_chunks(one, trained.data.x))) for one in (trained, opened))
+    assert torch.equal(a, b)
+
+
+def test_an_estimator_keeps_the_average() -> None:
+    s = session("cc", average=0.9)
+    fit(s)
+    model = FittedModel.of(s, None, None)
+    _, outputs = next(iter(predict_chunks(s, s.data.x)))
+    expected = s.method.combine(outputs).numpy()
+    np.testing.assert_allclose(model.probabilities(s.data.x, "cpu"), expected, atol=1e-6)
 
 
 def test_refreshed_statistics_are_those_of_the_batches() -> None:
