@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from _blocks import PAGES, ROOT, SHOWN, Block, Reader, blocks_of, check_output, commands, goes_on_from
 
+from crosel import cli
+from crosel.bench import suites
+from crosel.config import build_config
 from crosel.methods import base, methods
 
 # Blocks that the tests leave alone, each with its reason beside it on the page. A new one needs a decision here.
@@ -78,6 +83,29 @@ def test_blocks_are_of_known_kinds() -> None:
 def test_blocks_that_are_not_run_are_counted() -> None:
     left = Counter(block.page for page in PAGES for block in blocks_of(page) if block.not_run is not None)
     assert left == NOT_RUN
+
+
+def test_commands_that_are_not_run_are_understood() -> None:
+    """Command, options, presets and suites exist, and every setting can be set."""
+    seen = 0
+    for block in (b for page in PAGES for b in blocks_of(page) if b.not_run is not None and b.language == "console"):
+        for line, _ in commands(block):
+            words = shlex.split(line, comments=True)
+            if "crosel" not in words:
+                continue
+            words = words[words.index("crosel") + 1 :]
+            command = typer.main.get_command(cli.app)
+            while hasattr(command, "commands"):
+                name = words.pop(0)
+                assert name in command.commands, f"{block.place}: {line}"
+                command = command.commands[name]
+            given = command.make_context(name, words).params
+            preset, settings = given.get("preset"), given.get("set_") or ()
+            assert build_config(preset=preset, settings=settings, values={"source": "digits"}), line
+            if name == "bench" and not str(given["suite"]).endswith((".yaml", ".yml")):
+                assert given["suite"] in suites(), f"{block.place}: {line}"
+            seen += 1
+    assert seen > 10
 
 
 def test_links_outside_the_site_lead_somewhere() -> None:
