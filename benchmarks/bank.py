@@ -9,21 +9,18 @@ as training does) and to select. Then whole epochs of CroSel with a small networ
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from record import save
 
 from crosel.bank import MemoryBank
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
-from crosel.files import atomic_write
-from crosel.run import environment
 from crosel.session import build_session, resolve
 from crosel.train import fit
 
@@ -83,11 +80,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=IMAGENET)
     options = parser.parse_args()
     device = torch.device(options.device)
-    result = {**environment(["python", *sys.argv]), "bank": bank(device, options.n)}
+    result: dict[str, Any] = {"bank": bank(device, options.n)}
     print(result["bank"])
     result["epochs"] = [{"n": n, "seconds": epoch_seconds(device, n)} for n in (10_000, 20_000, 40_000, 80_000)]
     print(result["epochs"])
-    atomic_write(options.out, json.dumps(result, indent=1).encode())
+    save(result, options.out)
 
 
 if __name__ == "__main__":

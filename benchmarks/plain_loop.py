@@ -9,20 +9,17 @@ the same work behind its contract. The two take turns, so that a busy machine sl
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from record import save
 from torch.nn import functional as F
 
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
-from crosel.files import atomic_write
-from crosel.run import environment
 from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
 
@@ -80,9 +77,9 @@ def main() -> None:
                 times[name].append(1e3 * (time.perf_counter() - start) / STEPS)
     ms = {name: statistics.median(values) for name, values in times.items()}
     ratio = statistics.median(a / b for a, b in zip(times["crosel"], times["by hand"], strict=True))
-    result = {**environment(["python", *sys.argv]), "ms_a_step": ms, "crosel_over_by_hand": ratio, "all_ms": times}
+    result = {"ms_a_step": ms, "crosel_over_by_hand": ratio, "all_ms": times}
     print(f"{ms}; crosel / by hand = {ratio:.3f}")
-    atomic_write(options.out, json.dumps(result, indent=1).encode())
+    save(result, options.out)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ Exit code 1: a report slower than --seconds, or larger than --megabytes.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from record import save
 
 
 def main() -> int:
@@ -47,12 +46,8 @@ def main() -> int:
     result = {
         "seconds": walls, "processor_seconds": processor, "bytes": size, "plots": files,
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
     }  # fmt: skip
-    text = json.dumps(result, indent=1)
-    print(text)
-    if a.out is not None:
-        a.out.write_text(text + "\n")
+    save(result, a.out)
     return int(min(walls) > a.seconds or size > 1e6 * a.megabytes)
 
 

@@ -16,7 +16,6 @@ import http.client
 import json
 import multiprocessing
 import os
-import platform
 import random
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from record import save
 
 TOKEN = "load"
 
@@ -197,12 +197,8 @@ def main() -> int:
         "all": figures([t for _, t in times]),
         "by_kind": {kind: figures([t for k, t in times if k == kind]) for kind in sorted({k for k, _ in times})},
         "lines_written": lines, "writes_acknowledged": written, "server_memory_mib": memory,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
     }  # fmt: skip
-    text = json.dumps(result, indent=1)
-    print(text)
-    if a.out is not None:
-        a.out.write_text(text + "\n")
+    save(result, a.out)
     return int(bool(errors) or result["all"]["p95_ms"] > a.limit)
 
 

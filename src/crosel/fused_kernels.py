@@ -2,8 +2,7 @@
 
 A program takes `STEPS` times `BLOCK_R` rows of `BLOCK_C` channels. In the kernels that sum over all rows each program
 leaves its partial sums in memory and draws a ticket; the one with the last ticket adds the partial sums up, in a fixed
-order. How much a program takes is known when a kernel is compiled; a loop of unknown length was slower by 8 per cent
-(a WRN-34-10 step at batch 256).
+order. How much a program takes is known when a kernel is compiled: forms with a loop of unknown length were slower.
 """
 
 # mypy: ignore-errors
@@ -17,7 +16,18 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpre
 
 
 @triton.jit
-def _is_last(ticket, column):
+def _block(step, rows, channels, channel, inside, STEPS: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Where the values of a program's next rows lie, and which of them exist."""
+    row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
+    return row[:, None] * channels + channel[None, :], (row[:, None] < rows) & inside[None, :]
+
+
+@triton.jit
+def _leave(partial, first, second, channel, inside, channels, ticket, column):
+    """Leave both partial sums in memory, draw a ticket, and say whether it was the last."""
+    at = tl.program_id(0) * channels + channel
+    tl.store(partial + at, tl.sum(first, axis=0), mask=inside)
+    tl.store(partial + tl.num_programs(0) * channels + at, tl.sum(second, axis=0), mask=inside)
     tl.debug_barrier()  # every thread's partial sums are written before the ticket is drawn
     return tl.atomic_add(ticket + column, 1) == tl.num_programs(0) - 1
 
@@ -47,9 +57,7 @@ def moments(
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(STEPS):
-        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-        at = row[:, None] * channels + channel[None, :]
-        mask = (row[:, None] < rows) & inside[None, :]
+        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0)
         if HAS_RESIDUAL:
             value = (value.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(value.dtype)
@@ -57,10 +65,7 @@ def moments(
         away = tl.where(mask, value.to(tl.float32) - pivot[None, :], 0.0)
         first += away
         second += away * away
-    at = tl.program_id(0) * channels + channel
-    tl.store(partial + at, tl.sum(first, axis=0), mask=inside)
-    tl.store(partial + tl.num_programs(0) * channels + at, tl.sum(second, axis=0), mask=inside)
-    if _is_last(ticket, column):
+    if _leave(partial, first, second, channel, inside, channels, ticket, column):
         away = _add_up(partial, 0, channel, inside, channels, PROGRAMS) / rows
         spread = _add_up(partial, 1, channel, inside, channels, PROGRAMS) / rows - away * away
         spread = tl.maximum(spread, 0.0)
@@ -94,9 +99,7 @@ def normalise_relu(
     inside = channel < channels
     centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
     for step in range(STEPS):
-        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-        at = row[:, None] * channels + channel[None, :]
-        mask = (row[:, None] < rows) & inside[None, :]
+        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(out + at, tl.maximum((value - centre) * scale * w + b, 0.0), mask=mask)
 
@@ -122,16 +125,11 @@ def gradient_sums(
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(STEPS):
-        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-        at = row[:, None] * channels + channel[None, :]
-        mask = (row[:, None] < rows) & inside[None, :]
+        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
         value, grad = _cut(x, grad_out, at, mask, centre, scale, w, b)
         first += grad
         second += grad * value
-    at = tl.program_id(0) * channels + channel
-    tl.store(partial + at, tl.sum(first, axis=0), mask=inside)
-    tl.store(partial + tl.num_programs(0) * channels + at, tl.sum(second, axis=0), mask=inside)
-    if _is_last(ticket, column):
+    if _leave(partial, first, second, channel, inside, channels, ticket, column):
         tl.store(grad_bias + channel, _add_up(partial, 0, channel, inside, channels, PROGRAMS), mask=inside)
         tl.store(grad_weight + channel, _add_up(partial, 1, channel, inside, channels, PROGRAMS), mask=inside)
         tl.store(ticket + column, 0)
@@ -149,9 +147,7 @@ def gradient_input(
     mean_grad = tl.load(grad_bias + channel, mask=inside, other=0.0)[None, :] / rows
     mean_product = tl.load(grad_weight + channel, mask=inside, other=0.0)[None, :] / rows
     for step in range(STEPS):
-        row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-        at = row[:, None] * channels + channel[None, :]
-        mask = (row[:, None] < rows) & inside[None, :]
+        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
         value, cut = _cut(x, grad_out, at, mask, centre, scale, w, b)
         out = w * scale * (cut - mean_grad - value * mean_product)
         if HAS_SKIP:
