@@ -117,6 +117,28 @@ def test_asked_to_stop_runs_save_their_state_and_bad_cells_are_reported(tmp_path
     assert workers() == []
 
 
+@pytest.mark.usefixtures("cluster")
+def test_what_was_delivered_just_before_the_end_comes_home(cluster: Any, tmp_path: Path) -> None:
+    """What a task returns leaves out what it has delivered, so the desk must be looked at between its end and ours."""
+    cell = expand(tiny(1))[0]
+    options = Options(tmp_path, "cpu")
+    at_work = on_ray.Dispatcher(cluster, options)
+
+    def deliver_and_end(desk: Any) -> tuple[str, str, on_ray.Delivery]:
+        put = desk.put.remote(on_ray.Delivery(cell.name, 0, {"labels.csv": b"early"}, ("labels.csv",)))
+        assert not cluster.get(put)
+        return "done", "", on_ray.Delivery(cell.name, 0, {"done": b""}, ("labels.csv", "done"))
+
+    at_work.tasks[cluster.remote(deliver_and_end).remote(at_work.desk)] = on_ray.Task(cell)
+    try:
+        [(task, outcome)] = at_work.ended(60, Board([cell], options, quiet=True))
+        result = at_work.result(task, outcome)
+    finally:
+        at_work.close()
+    assert result.status == "done"
+    assert on_ray.read_files(result.folder) == {"labels.csv": b"early", "done": b""}
+
+
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = importlib.import_module
 

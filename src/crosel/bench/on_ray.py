@@ -225,11 +225,12 @@ class Dispatcher:
                 watch.started(task.cell)
             unpack(self.options.folder(task.cell), delivery.changed, delivery.present)
 
-    def ended(self, seconds: float) -> Iterator[tuple[Task, Any]]:
+    def ended(self, seconds: float, watch: Watcher) -> Iterator[tuple[Task, Any]]:
         """Tasks that are over, with what they returned or the error in its place."""
         if not self.tasks:
             return
         ready, _ = self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=seconds)
+        self.receive(watch)  # what a task delivered before it ended is on the desk now, and not in what it returned
         for ref in ready:
             try:
                 outcome = self.ray.get(ref)
@@ -269,8 +270,7 @@ def run_ray(
                 if stop():
                     yield from _stop_all(at_work, watch)
                     return
-                at_work.receive(watch)
-                for task, outcome in list(at_work.ended(TICK)):
+                for task, outcome in list(at_work.ended(TICK, watch)):
                     if isinstance(outcome, Exception) and task.attempt < RETRIES:
                         task.attempt += 1
                         at_work.submit(task)
@@ -290,8 +290,7 @@ def _stop_all(at_work: Dispatcher, watch: Watcher) -> Iterator[CellResult]:
             at_work.ray.cancel(ref)
     until = time.monotonic() + GRACE
     while at_work.tasks and time.monotonic() < until:
-        at_work.receive(watch)
-        for task, outcome in list(at_work.ended(TICK)):
+        for task, outcome in list(at_work.ended(TICK, watch)):
             if task.seen:
                 yield at_work.result(task, outcome, stopping=True)
     for task in at_work.tasks.values():
