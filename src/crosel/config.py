@@ -34,6 +34,8 @@ class TrainSettings(BaseModel):
     schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="course of the learning rate")
     milestones: tuple[float, ...] = Field((0.5, 0.75), description="step: shares of the epochs after which lr drops")
     decay: float = Field(0.1, gt=0, le=1, description="step: factor at each milestone")
+    restart: int = Field(0, ge=0, description="cosine: epochs after which it has come to 0 and begins anew; 0: never")
+    restart_lr: float | None = Field(None, gt=0, description="learning rate at which it begins anew; default lr")
     lr_ramp: float = Field(0, ge=0, description="epochs over which the learning rate rises from 0")
     bf16: bool = Field(False, description="forward passes in bfloat16 (weights stay float32)")
     fused: bool = Field(True, description="on CUDA, batch norm and ReLU in one (Triton), where the network allows it")
@@ -68,6 +70,16 @@ class TrainSettings(BaseModel):
     def _nesterov(self) -> TrainSettings:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _restart(self) -> TrainSettings:
+        if self.restart and self.schedule != "cosine":
+            raise ValueError(f"restart belongs to the cosine schedule, but schedule is {self.schedule}")
+        if self.restart >= self.epochs:
+            raise ValueError(f"restart is {self.restart}, but there are only {self.epochs} epochs")
+        if self.restart_lr and not self.restart:
+            raise ValueError("restart_lr needs restart, the epochs after which the learning rate begins anew")
         return self
 
 

@@ -41,12 +41,24 @@ def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) ->
     done = epoch - 1 + step / steps
     lr = settings.lr
     if settings.schedule == "cosine":
-        lr *= 0.5 * (1 + math.cos(math.pi * done / settings.epochs))
+        lr = cosine(settings, done)
     elif settings.schedule == "step":
         lr *= settings.decay ** sum(epoch > max(1, round(m * settings.epochs)) for m in settings.milestones)
     if settings.lr_ramp:
         lr *= min(1.0, (done + 1 / steps) / settings.lr_ramp)
     return lr
+
+
+def cosine(settings: TrainSettings, done: float) -> float:
+    """Half a cosine from lr to 0 over the run; with a restart, one up to there and one from there to the end."""
+    if not settings.restart:
+        start, share = settings.lr, done / settings.epochs
+    elif done < settings.restart:
+        start, share = settings.lr, done / settings.restart
+    else:
+        start = settings.restart_lr or settings.lr
+        share = (done - settings.restart) / (settings.epochs - settings.restart)
+    return start * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def fit(
