@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from crosel.weights import current
+
 try:
     from crosel import fused_kernels as kernels
 except ImportError:  # Triton comes with PyTorch's CUDA builds only
@@ -57,7 +59,7 @@ def add_norm_relu(x: Tensor, residual: Tensor | None, norm: nn.Module) -> tuple[
     if not norm.training:
         total = x if residual is None else x + residual
         return total, _apply(total, norm.running_mean, norm.running_var, norm)
-    total, out = _Fused.apply(x, residual, norm, norm.weight, norm.bias)  # type: ignore[no-untyped-call]
+    total, out = _Fused.apply(x, residual, norm, current(norm.weight), current(norm.bias))  # type: ignore[no-untyped-call]
     return (x if residual is None else total), out
 
 

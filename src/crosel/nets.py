@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from crosel.errors import UserError, did_you_mean
 from crosel.fused import add_norm_relu, norm_relu
+from crosel.weights import Conv2d, Linear
 
 NetworkFactory = Callable[[], nn.Module]
 
@@ -28,7 +29,7 @@ class Classifier(nn.Module):
     def __init__(self, feature_size: int, classes: int) -> None:
         super().__init__()
         self.feature_size = feature_size
-        self.head = nn.Linear(feature_size, classes)
+        self.head = Linear(feature_size, classes)
 
     def features(self, x: Tensor) -> Tensor:
         raise NotImplementedError  # abstract
@@ -41,8 +42,8 @@ class Classifier(nn.Module):
         return self.classify(self.features(x))
 
 
-def _conv3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+def _conv3(inputs: int, outputs: int, stride: int = 1) -> Conv2d:
+    return Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
 
 
 class _Block(nn.Module):
@@ -52,7 +53,7 @@ class _Block(nn.Module):
         super().__init__()
         self.norm1, self.conv1 = nn.BatchNorm2d(inputs), _conv3(inputs, outputs, stride)
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs), _conv3(outputs, outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
+        self.shortcut = Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Take and return a sum as its two terms: whoever reads it adds them, in one kernel with the batch norm."""
@@ -121,7 +122,7 @@ class MLP(Classifier):
         super().__init__(hidden[-1] if hidden else inputs, classes)
         layers: list[nn.Module] = []
         for size in hidden:
-            layers += [nn.Linear(inputs, size), nn.BatchNorm1d(size), nn.ReLU()]
+            layers += [Linear(inputs, size), nn.BatchNorm1d(size), nn.ReLU()]
             inputs = size
         self.body = nn.Sequential(*layers)
 

@@ -7,6 +7,7 @@ whole: the same kernels, the same arithmetic, the same random stream, without Py
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from crosel import finite
 from crosel.methods.base import Stream
 from crosel.session import Session, computing, deterministic
+from crosel.weights import SharedCasts
 
 _EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
 
@@ -27,6 +29,7 @@ class Stepper:
         # With several ranks a step holds messages; these are sent as they come, not recorded.
         alone = session.world.size == 1
         self.records = session.device.type == "cuda" and session.config.train.cuda_graphs and alone
+        self.casts = SharedCasts(session.method) if session.config.train.bf16 else None
         self._signature: Any = None
         self._eager_left = 0
         self._graph: Any = None
@@ -77,13 +80,15 @@ class Stepper:
         undo = finite.Undo(session) if session.config.train.bad_batches == "skip" else None
         with torch.no_grad():
             batches = session.train.batches(index, streams, session.generator, raw)
-        with computing(session.config, session.device):
+        with computing(session.config, session.device), self.casts or nullcontext():
             losses = session.method.loss(batches, session.generator)
         session.optimiser.zero_grad(set_to_none=True)
         learns = losses.objective.requires_grad  # nothing selected and no co-mix: nothing to learn from in this step
         if learns:
             with deterministic():
                 session.world.portion(losses.objective, session.batch_size).backward()  # type: ignore[no-untyped-call]
+            if self.casts:
+                self.casts.gather()
         report = session.world.add_up(self._gradients, losses.report, session.batch_size)
         if learns:
             session.optimiser.step()

@@ -44,6 +44,7 @@ from crosel.losses import info_nce_loss, one_hot, product, restrict, soft_cross_
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
 from crosel.nets import embedding_network
+from crosel.weights import Linear
 
 View = Literal["plain", "weak", "strong", "autoaugment", "contrast-weak", "contrast-strong"]
 
@@ -133,7 +134,7 @@ class PiCO(Method):
         super().__init__(settings, problem, make_network)
         self.settings = settings
         width = embedding_network(self.networks[0], "PiCO").feature_size
-        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, settings.dimensions))
+        self.head = nn.Sequential(Linear(width, width), nn.ReLU(), Linear(width, settings.dimensions))
         # Kept out of `networks`: only the query network learns from gradients and predicts.
         self.key_network = copy.deepcopy(self.networks[0]).requires_grad_(False)
         self.key_head = copy.deepcopy(self.head).requires_grad_(False)
