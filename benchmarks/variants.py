@@ -1,0 +1,76 @@
+"""What each part of the fast path is worth: a CroSel step on a GPU with one of them switched off at a time.
+
+    python benchmarks/variants.py --data DIR --out results/speed/variants.json
+
+All forms of a network are in memory and take turns; ms are of both networks' step, medians over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from unittest import mock
+
+import torch
+from record import save
+from speed import FAST, Steps, images, open_session, seconds
+
+from crosel.data import Dataset
+from crosel.lanes import Lanes
+
+TURNS, STEPS = 7, 20
+FORMS = ("all on", "casts", "lanes", "fused", "graphs")  # the word says what is off
+
+
+def off(form: str) -> AbstractContextManager[object]:
+    """One network after the other, where the form says so: all lanes are the stream at hand."""
+    if form != "lanes":
+        return nullcontext()
+    return mock.patch.object(Lanes, "lane", return_value=nullcontext())
+
+
+def build(data: Dataset, network: str, form: str, device: torch.device) -> Steps:
+    path = FAST | {"fused": form != "fused", "cuda_graphs": form != "graphs"}
+    steps = Steps(open_session(data, network, 64, "crosel", path, device))
+    if form == "casts":
+        steps.stepper.casts = None
+    with off(form):
+        for i in range(6):  # choice of kernels, compilation, recording
+            steps(i)
+    return steps
+
+
+def kernels(steps: Steps, device: torch.device) -> int:
+    """How many kernels a step launches."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        seconds(steps, device, 1)
+    return sum(e.count for e in profile.key_averages() if not e.key.startswith(("Mem", "cuda", "Activity")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; without, random images")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--networks", nargs="+", default=["wrn-28-2", "wrn-34-10"])
+    options = parser.parse_args()
+    device, result = torch.device(options.device), {}
+    data = images(options.data, 5000)
+    for network in options.networks:
+        forms = {form: build(data, network, form, device) for form in FORMS}
+        times: dict[str, list[float]] = {form: [] for form in FORMS}
+        for _ in range(TURNS):
+            for form, steps in forms.items():
+                with off(form):
+                    times[form].append(1e3 * seconds(steps, device, STEPS))
+        counted = {form: kernels(forms[form], device) for form in FORMS if form != "graphs"}
+        ms = {form: statistics.median(values) for form, values in times.items()}
+        result[network] = {"ms": ms, "kernels": counted, "all_ms": times}
+        print(network, {form: f"{value:.2f}" for form, value in ms.items()}, counted, flush=True)
+    save({"without": result}, options.out)
+
+
+if __name__ == "__main__":
+    main()
