@@ -20,6 +20,8 @@ from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
 from crosel.weights import Conv2d, Linear, SharedCasts, current
 
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+
 
 @pytest.fixture(autouse=True)
 def _no_onednn() -> Iterator[None]:
