@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from crosel.data.limits import memory_bound
+from crosel.errors import UserError
 from crosel.files import atomic_write, disk_errors
 
 _STATE: dict[str, Any] = {
@@ -143,6 +144,7 @@ def momentum(optimiser: torch.optim.Optimizer, module: torch.nn.Module) -> dict[
 def restore_momentum(optimiser: torch.optim.Optimizer, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, p in module.named_parameters():
         if name in tensors:
-            optimiser.state[p]["momentum_buffer"] = (
-                tensors[name].to(p.device).clone(memory_format=torch.preserve_format)
-            )
+            if tensors[name].shape != p.shape:
+                raise UserError(f"the checkpoint does not fit this configuration: momentum of {name}")
+            # Laid out in memory as the weights are (channels last): fused optimisers insist on it.
+            optimiser.state[p]["momentum_buffer"] = torch.empty_like(p.detach()).copy_(tensors[name])

@@ -47,7 +47,7 @@ from crosel.estimator_model import (
     write_model,
 )
 from crosel.labels import LabelTable, label_table
-from crosel.memory import check_budget, one_line_when_out_of_memory
+from crosel.memory import check_budget, in_building
 from crosel.notebook import NotebookConsole, in_notebook
 from crosel.session import Session, build_session, pick_device, resolve
 from crosel.train import fit as train
@@ -151,19 +151,20 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         data = make_dataset(x, sets.matrix, classes=[str(label) for label in sets.classes.tolist()], place="fit")
         factory = None if isinstance(self.network, str) else self.network
         config = resolve(self._config(), data)
-        session = build_session(
-            config,
-            data,
-            pick_device(str(self.device)),
-            user_network(factory, len(sets.classes), data.shape),
-            trust_code=True,  # whoever names code in a Python program could as well have called it
-        )
+        device = pick_device(str(self.device))
+        with in_building(device, config.train.data_on):
+            session = build_session(
+                config,
+                data,
+                device,
+                user_network(factory, len(sets.classes), data.shape),
+                trust_code=True,  # whoever names code in a Python program could as well have called it
+            )
         _check_batch(session)
         console = self._console()
         try:
             check_budget(session)
-            with one_line_when_out_of_memory(session.batch_size, session.device, config.train.data_on):
-                train(session, (console,))
+            train(session, (console,))
         finally:
             console.close()
         self.classes_ = sets.classes

@@ -46,3 +46,19 @@ class Lanes:
         """What comes next waits for every lane."""
         for stream in self._used.values():
             self._main.wait_stream(stream)
+
+
+@contextmanager
+def back_together() -> Iterator[None]:
+    """Around what is recorded: if it fails, no lane stays astray. Without that the recording could not even be ended,
+    and torch's memory would stay with it for good."""
+    try:
+        yield
+    except BaseException:
+        main = torch.cuda.current_stream()
+        for stream in _streams.values():
+            with torch.cuda.stream(stream):
+                astray = torch.cuda.is_current_stream_capturing()
+            if astray:
+                main.wait_stream(stream)
+        raise

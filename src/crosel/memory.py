@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from crosel.session import Session
 
 _DEVICE_SHARE = 0.6  # of the free device memory that inputs may take before they stay on the host
-_OUT_OF = ("can't allocate memory", "out of memory")  # torch's words for it in a RuntimeError: on a CPU, in a recording
+# How torch says it in a RuntimeError: on a CPU; in a recording; by cuBLAS and cuDNN, which want memory of their own.
+_OUT_OF = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "unable to find an engine")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Budget:
 
     data: int  # inputs and candidate sets
     tables: int  # bank, weights, prototypes: whatever the method keeps for the training set
-    networks: int  # weights, gradients, momentum
+    networks: int  # weights, gradients, momentum, their average
     step: int  # layer outputs of one step, or of a pass without gradient
     per_example: int  # of `step`, for each example of a batch
     batch_size: int
@@ -58,7 +59,8 @@ def gib(count: float) -> str:
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on the device; on the host CROSEL_MEMORY_GB, or what system and container leave."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, not in use
+        return int(torch.cuda.mem_get_info(device)[0]) + spare
     bounds = [memory_bound()]
     if not os.environ.get("CROSEL_MEMORY_GB"):
         with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -106,13 +108,16 @@ def budget(session: Session) -> Budget:
     if train.bf16:
         outputs, largest = outputs // 2, largest // 2
     weights = sum(p.numel() * p.element_size() for p in method.parameters())
+    copies = 3 + (train.average > 0)  # weights, gradients, momentum; their average
     tables = sum(b.numel() * b.element_size() for b in method.buffers()) - method.candidates.numel()
     on_device = session.train.host is None and device.type == "cuda"  # on a CPU the arrays themselves are used
     inputs = session.data.x.nbytes if on_device else 0
     per_example = outputs * type(method).passes
     rows = min(train.eval_batch_size, session.data.n)
     step = max(per_example * session.batch_size, 2 * largest * rows)
-    return Budget(inputs + method.candidates.numel(), tables, 3 * weights, step, per_example, session.batch_size)
+    if train.bad_batches == "skip":  # a step begins with copies of what it may have to put back
+        copies, tables = copies + 2, 2 * tables
+    return Budget(inputs + method.candidates.numel(), tables, copies * weights, step, per_example, session.batch_size)
 
 
 def check_budget(session: Session) -> Budget:
@@ -141,23 +146,59 @@ def _advice(needed: Budget, free: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF)
-    )
+    """Whether it is about memory, or came up while such an error was under way: a recording that cannot be ended."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF):
+        return True
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
-@contextlib.contextmanager
-def one_line_when_out_of_memory(batch_size: int, device: torch.device, data_on: str) -> Iterator[None]:
-    """Whatever runs out of memory ends with one line that names the batch size to try."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        where = "GPU memory" if device.type == "cuda" else "memory"
-        smaller = f"try --set train.batch_size={batch_size // 2}" if batch_size > 2 else "take fewer examples"
-        host = " or --set train.data_on=host" if device.type == "cuda" and data_on != "host" else ""
-        raise UserError(
-            f"out of {where} with batches of {batch_size}; {smaller}{host}. What was saved is good; another batch size "
-            "needs another --out"
-        ) from None
+@dataclass(frozen=True)
+class OneLine:
+    """Whatever runs out of memory inside a block ends with one line that says what to change. Can be used again."""
+
+    device: torch.device
+    doing: str
+    remedy: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
+            return
+        _let_go(error)
+        where = "GPU memory" if self.device.type == "cuda" else "memory"
+        raise UserError(f"out of {where} {self.doing}; {self.remedy}") from None
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget the tensors that the ended calls held: who keeps the error shall not keep the memory."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def in_building(device: torch.device, data_on: str) -> OneLine:
+    """While data and networks are put in place, and in whatever else has no batches."""
+    host = "try --set train.data_on=host, or " if device.type == "cuda" and data_on != "host" else ""
+    return OneLine(device, "for data, networks and tables", f"{host}take a smaller network or fewer examples")
+
+
+def in_steps(session: Session) -> OneLine:
+    return _in_batches(session, "train.batch_size", session.batch_size, "batches")
+
+
+def in_passes(session: Session) -> OneLine:
+    """The passes without gradient at the end of an epoch."""
+    rows = min(session.config.train.eval_batch_size, session.data.n)
+    return _in_batches(session, "train.eval_batch_size", rows, "chunks")
+
+
+def _in_batches(session: Session, setting: str, size: int, what: str) -> OneLine:
+    smaller = f"try --set {setting}={size // 2}" if size > 2 else "take a smaller network"
+    resident = session.device.type == "cuda" and session.train.host is None
+    host = " or --set train.data_on=host" if resident else ""
+    saved = f"What was saved is good; another {setting} needs another --out"
+    return OneLine(session.device, f"with {what} of {size}", f"{smaller}{host}. {saved}")

@@ -21,7 +21,7 @@ from crosel.distributed import ONE, World
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels
 from crosel.loggers import LoggerWatcher, check_loggers
-from crosel.memory import check_budget, one_line_when_out_of_memory
+from crosel.memory import check_budget, in_building
 from crosel.outcome import write_predictions, write_selection
 from crosel.report import write_report
 from crosel.review.corrections import apply_corrections, read_corrections
@@ -149,7 +149,7 @@ def _open(
 def _guard(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.device) -> None:
     """What holds from here to the end of the run: signals wait for the end of a step, too little memory is one line."""
     held.enter_context(stop_signals(stop))
-    held.enter_context(one_line_when_out_of_memory(config.train.batch_size, device, config.train.data_on))
+    held.enter_context(in_building(device, config.train.data_on))
 
 
 Start = tuple[RunConfig, Any, dict[str, Any], dict[str, Any]]  # config, candidate sets, and a checkpoint's two halves

@@ -23,7 +23,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
-from crosel.memory import inputs_stay_on_host
+from crosel.memory import inputs_stay_on_host, is_out_of_memory
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
 from crosel.synchronised import synchronise_norms
@@ -224,6 +224,8 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
     try:
         out = method.outputs(sample)
     except (RuntimeError, ValueError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(f"the network cannot take inputs of shape {data.shape}: {str(error).splitlines()[0]}") from None
     if out.shape[1:] != (2, len(data.classes)):
         raise UserError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from crosel import finite
+from crosel.lanes import back_together
 from crosel.methods.base import Stream
 from crosel.session import Session, computing, deterministic
 from crosel.weights import SharedCasts
@@ -64,8 +65,13 @@ class Stepper:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.session.generator)
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            self._step(streams, self._index, self._raw)
+        outside = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph), back_together():
+                self._step(streams, self._index, self._raw)
+        except BaseException:
+            torch.cuda.set_stream(outside)  # where a recording cannot be ended, torch stays in its stream
+            raise
         return graph
 
     def _set_lr(self, lr: float) -> None:

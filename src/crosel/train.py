@@ -21,6 +21,7 @@ from crosel import finite, metrics
 from crosel.averaging import refresh_statistics
 from crosel.config import TrainSettings
 from crosel.errors import Interrupted
+from crosel.memory import in_passes, in_steps
 from crosel.methods.base import Stream
 from crosel.session import Session, computing
 from crosel.stepper import Stepper
@@ -66,7 +67,7 @@ def fit(
 ) -> list[Row]:
     """Train to the last epoch, from wherever the session stands, and return the rows of metrics."""
     settings, progress, method, world = session.config.train, session.progress, session.method, session.world
-    stepper = Stepper(session)
+    stepper, steps_fit, passes_fit = Stepper(session), in_steps(session), in_passes(session)
     while progress.epoch < settings.epochs:
         epoch = progress.epoch + 1
         started = time.perf_counter() - progress.seconds
@@ -82,7 +83,8 @@ def fit(
         while progress.step < session.steps:
             step = progress.step
             lr = learning_rate(settings, epoch, step, session.steps)
-            stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
+            with steps_fit:
+                stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
             progress.step += 1
             if progress.step % settings.log_every == 0 or progress.step == session.steps:
                 loss = mean_loss(session, epoch)  # the only host sync inside an epoch
@@ -98,12 +100,15 @@ def fit(
         world.average(session.statistics(), session.batch_size)
         check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
+        losses = finite.means(session, session.steps, epoch)
+        with passes_fit:
+            measured = finish_epoch(session, epoch)
         row = {
             "epoch": epoch,
             "phase": method.phase,
             "lr": lr,
-            **finite.means(session, session.steps, epoch),
-            **finish_epoch(session, epoch),
+            **losses,
+            **measured,
             "seconds": time.perf_counter() - started,
             "images_per_second": session.steps * session.batch_size / training_seconds,
             "peak_memory_mib": peak_memory_mib(session.device),

@@ -23,20 +23,27 @@ def small_data(**changes: Any) -> Dataset:
     return make_dataset(**{**small_arrays(), "classes": 10, **changes})
 
 
-def make_session(name: str, *settings: str, data: Dataset | None = None, epochs: int = 3, seed: int = 0) -> Session:
+def make_session(
+    name: str,
+    *settings: str,
+    data: Dataset | None = None,
+    epochs: int = 3,
+    seed: int = 0,
+    device: torch.device = CPU,
+) -> Session:
     data = small_data() if data is None else data
     common = [f"train.epochs={epochs}", "train.batch_size=32", "network.width=4"]
     config = build_config(
         settings=[*common, *EARLY.get(name, []), *settings],
         values={"source": "memory", "method": {"name": name}, "seed": seed},
     )
-    return build_session(resolve(config, data), data, CPU)
+    return build_session(resolve(config, data), data, device)
 
 
 def bits(session: Session) -> dict[str, bytes]:
     """Every tensor of the session's state, as bytes."""
     tensors, _ = session.state()
-    return {name: np.ascontiguousarray(t.detach().numpy()).tobytes() for name, t in tensors.items()}
+    return {name: np.ascontiguousarray(t.detach().cpu().numpy()).tobytes() for name, t in tensors.items()}
 
 
 def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:

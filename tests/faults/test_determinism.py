@@ -14,6 +14,7 @@ import torch
 from _sessions import NAMES, bits, different, make_session
 from soak.threads import TOLERANCE
 
+from crosel.checkpoint import Checkpoint
 from crosel.session import Session
 from crosel.train import fit, predict_chunks
 
@@ -60,3 +61,16 @@ def test_other_draws_in_the_process_change_nothing() -> None:
     before = torch.random.get_rng_state()
     assert different(bits(first), bits(trained("crosel", 1))) == []
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_restored_momentum_lies_in_memory_as_the_weights_do() -> None:
+    """Files hold plain rows, the networks of images are channels-last: a fused optimiser refuses a mixture."""
+    session, resumed = trained("crosel", 1), make_session("crosel", epochs=2)
+    tensors, state = session.state()
+    resumed.restore(Checkpoint({name: t.detach().contiguous() for name, t in tensors.items()}, state))
+    layouts = {
+        name: (p.stride(), resumed.optimiser.state[p]["momentum_buffer"].stride())
+        for name, p in resumed.method.named_parameters()
+    }
+    assert [name for name, (weights, momentum) in layouts.items() if weights != momentum] == []
+    assert different(bits(session), bits(resumed)) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,17 @@ from _support import CroselCli, TinyRun, small_arrays
 from crosel import CroSelClassifier, memory
 from crosel.data.host import HostRows
 from crosel.errors import UserError
-from crosel.memory import budget, check_budget, free_memory, gib, inputs_stay_on_host
+from crosel.memory import (
+    OneLine,
+    budget,
+    check_budget,
+    free_memory,
+    gib,
+    in_building,
+    in_passes,
+    in_steps,
+    inputs_stay_on_host,
+)
 from crosel.session import Session
 from crosel.train import fit
 
@@ -40,6 +52,12 @@ def test_the_estimate_of_a_step_grows_with_batch_network_and_passes() -> None:
     assert budget(make_session("cc", "network.width=8")).per_example > 1.5 * one
     assert budget(make_session("crosel")).per_example == 2 * 3 * one, "two networks, three views that keep gradients"
     assert budget(make_session("cc", "train.bf16=true")).per_example == one // 2
+
+
+def test_copies_of_the_state_count() -> None:
+    plain, skipping = budget(make_session("crosel")), budget(make_session("crosel", "train.bad_batches=skip"))
+    assert (skipping.networks, skipping.tables) == (plain.networks * 5 // 3, plain.tables * 2)
+    assert budget(make_session("crosel", "train.average=0.9")).networks == plain.networks * 4 // 3
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
@@ -130,15 +148,84 @@ def test_out_of_memory_is_one_line_with_a_batch_size(
     assert_same_run(run, tiny_run.path)
 
 
-def test_out_of_gpu_memory_also_names_the_host() -> None:
-    out_of_memory = memory.one_line_when_out_of_memory
-    with (
-        pytest.raises(UserError, match=r"out of GPU memory with batches of 64; .*=32 or --set train.data_on=host"),
-        out_of_memory(64, torch.device("cuda"), "auto"),
-    ):
+@pytest.mark.parametrize(
+    ("data_on", "setting", "expected"),
+    [
+        (
+            "device",
+            in_steps,
+            "out of GPU memory with batches of 32; try --set train.batch_size=16 or --set train.data_on=",
+        ),
+        (
+            "host",
+            in_steps,
+            "out of GPU memory with batches of 32; try --set train.batch_size=16. What was saved is good",
+        ),
+        ("host", in_passes, "out of GPU memory with chunks of 96; try --set train.eval_batch_size=48. What was saved"),
+    ],
+)
+def test_what_to_try_depends_on_where_it_happened(
+    data_on: str, setting: Callable[[Session], OneLine], expected: str
+) -> None:
+    session = make_session("cc", f"train.data_on={data_on}")
+    session.device = torch.device("cuda")
+    with pytest.raises(UserError) as caught, setting(session):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(RuntimeError, match="something else"), out_of_memory(64, CPU, "auto"):
+    assert str(caught.value).startswith(expected)
+    with pytest.raises(RuntimeError, match="something else"), setting(session):
         raise RuntimeError("something else")
+
+
+def test_too_large_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outputs(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("crosel.methods.cc.CC.outputs", outputs)
+    with (
+        pytest.raises(UserError, match=r"out of memory for data, networks and tables; take a smaller network or fewer"),
+        in_building(CPU, "auto"),
+    ):
+        make_session("cc")
+
+
+def test_a_pass_that_runs_out_names_its_own_setting(
+    tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def training_pass(session: Session) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("crosel.train.training_pass", training_pass)
+    result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
+    assert result.code == 2
+    assert "crosel: out of memory with chunks of 96; try --set train.eval_batch_size=48. " in result.err
+
+
+def test_an_error_on_the_way_out_hides_nothing() -> None:
+    """A recording that ran out of memory may not even be ended: torch then raises something else on top."""
+
+    def record() -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("CUDA error: capturing stream has unjoined work")
+
+    with pytest.raises(UserError, match="out of memory while trying; do less"), OneLine(CPU, "while trying", "do less"):
+        record()
+    for words in ("CUBLAS_STATUS_ALLOC_FAILED when calling", "GET was unable to find an engine to execute"):
+        assert memory.is_out_of_memory(RuntimeError(words))
+
+
+def test_who_keeps_the_error_does_not_keep_the_memory() -> None:
+    def large() -> None:
+        tensor = torch.zeros(1000)
+        kept.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    kept: list[Any] = []
+    with pytest.raises(UserError) as caught, OneLine(CPU, "while trying", "do less"):
+        large()
+    assert caught.value.__context__ is not None, "the error is still there for those who look"
+    assert kept[0]() is None
 
 
 def test_the_estimator_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

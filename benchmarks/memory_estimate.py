@@ -1,0 +1,133 @@
+"""How good the memory estimate is that is made before training: its parts, beside what torch really took.
+
+    python benchmarks/memory_estimate.py --out results/memory/h200.json
+
+Each case: the session is built, three steps as they come, one recorded and replayed, then the passes without gradient.
+`peak` is the most that tensors took (torch.cuda.max_memory_allocated), `reserved` what torch held of the card for them.
+Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from record import save
+
+from crosel.candidates import uniform
+from crosel.config import build_config
+from crosel.data.dataset import Dataset, make_dataset
+from crosel.memory import budget, gib
+from crosel.session import Session, build_session, resolve
+from crosel.stepper import Stepper
+from crosel.train import draw_epoch, finish_epoch
+
+FAST: dict[str, Any] = {"bf16": True, "fused": True, "cuda_graphs": True}
+PLAIN: dict[str, Any] = {"bf16": False, "fused": False, "cuda_graphs": False}
+PATHS = {
+    "fast": FAST, "plain": PLAIN, "fast, skipping": FAST | {"bad_batches": "skip"},
+    "fast, average": FAST | {"average": 0.99},
+}  # fmt: skip
+CASES = [  # network, batch size, method, paths
+    ("wrn-28-2", 64, "crosel", ("fast", "plain")),
+    ("wrn-28-2", 64, "cc", ("fast",)),
+    ("wrn-28-2", 64, "pico", ("fast",)),
+    *(("wrn-28-2", 128, method, ("fast", "plain")) for method in ("crosel", "cc", "pico")),
+    ("wrn-28-2", 512, "cc", ("fast", "plain")),
+    ("wrn-34-10", 64, "crosel", ("fast", "plain", "fast, skipping", "fast, average")),
+    ("wrn-34-10", 64, "cc", ("fast",)),
+    ("wrn-34-10", 64, "pico", ("fast",)),
+    ("wrn-34-10", 256, "crosel", ("fast",)),
+    ("small-cnn", 128, "crosel", ("fast", "plain")),
+    ("mlp", 128, "crosel", ("fast",)),
+    ("wrn-16-8", 128, "crosel", ("fast", "plain")),
+    *(("wrn-28-2", 128, method, ("fast",)) for method in ("crdpll", "pop", "lws")),
+]
+EPOCHS, EPOCH = 40, 20  # CroSel is past its warm-up in epoch 20 of 40
+
+
+def random_images(n: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x, x_test = (rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8) for size in (n, n // 5))
+    y, y_test = rng.integers(0, 10, n), rng.integers(0, 10, n // 5)
+    return make_dataset(x, uniform(y, 10, 0.5, 0), y=y, x_test=x_test, y_test=y_test, classes=10)
+
+
+def open_session(data: Dataset, network: str, batch: int, method: str, path: dict[str, Any]) -> Session:
+    train = {"epochs": EPOCHS, "batch_size": batch, **path}
+    values = {"source": "memory", "method": {"name": method}, "network": {"name": network}, "train": train}
+    session = build_session(resolve(build_config(values=values), data), data, torch.device("cuda"))
+    selected = getattr(session.method, "selected", None)
+    if selected is not None:  # as in the middle of a run: all examples are selected
+        selected.fill_(True)
+        session.method.labels.zero_()
+    session.method.begin_epoch(EPOCH)
+    session.method.train()
+    return session
+
+
+def most() -> dict[str, int]:
+    found = {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> dict[str, Any]:
+    gc.collect()
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # else only the first case would count them
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    base, started = torch.cuda.memory_allocated(), time.perf_counter()
+    session = open_session(data, network, batch, method, PATHS[path])
+    estimate = budget(session)
+    measured: dict[str, Any] = {"built": torch.cuda.memory_allocated()}
+    most()
+    streams = session.method.streams()
+    order, stepper = draw_epoch(session, streams), Stepper(session)
+    for step in range(5):
+        stepper(streams, {name: table[step] for name, table in order.items()}, 0.01)
+        session.progress.step += 1
+        if step in (2, 4):
+            torch.cuda.synchronize()
+            measured["steps as they come" if step == 2 else "recorded steps"] = most()
+    finish_epoch(session, EPOCH)
+    measured["passes"] = most()
+    peak = max(part["peak"] for part in measured.values() if isinstance(part, dict)) - base
+    return {
+        "network": network, "batch": batch, "method": method, "path": path,
+        "estimate": {
+            "data": estimate.data, "tables": estimate.tables, "networks": estimate.networks, "step": estimate.step,
+            "total": estimate.total,
+        },
+        "base": base, "measured": measured, "peak": peak, "estimate_by_peak": round(estimate.total / peak, 3),
+        "seconds": round(time.perf_counter() - started, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--images", type=int, default=10_000)
+    options = parser.parse_args()
+    data = random_images(options.images)
+    result: dict[str, Any] = {"images": options.images, "cases": []}
+    for network, batch, method, paths in CASES:
+        for path in paths:
+            case = measure(data, network, batch, method, path)
+            result["cases"].append(case)
+            print(
+                f"{network:>9} batch {batch:3d} {method:6s} {path:14s} estimate {gib(case['estimate']['total']):>9}, "
+                f"took {gib(case['peak']):>9}: {case['estimate_by_peak']:.2f} ({case['seconds']} s)",
+                flush=True,
+            )
+            if options.out:  # after every case: what was measured stays
+                save(result, options.out)
+
+
+if __name__ == "__main__":
+    main()
