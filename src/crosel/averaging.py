@@ -34,9 +34,10 @@ class WeightAverage:
         self._weight.fill_(max(1 - self.decay, 1 / (steps_done + 1)))
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update(self, counts: Tensor | None = None) -> None:
+        """Take in the weights as they are; `counts`, a bool on the device, says whether there is anything to take."""
         away = torch._foreach_sub(self.live, self.kept)
-        torch._foreach_mul_(away, self._weight)
+        torch._foreach_mul_(away, self._weight if counts is None else self._weight * counts)
         torch._foreach_add_(self.kept, away)
 
     @contextmanager

@@ -100,15 +100,16 @@ class Stepper:
             session.optimiser.step()
         with torch.no_grad(), computing(session.config, session.device):
             session.method.after_step(batches)
-        self._report(losses.objective, report, undo)
+        good = self._report(losses.objective, report, undo)
         if session.average:
-            session.average.update()
+            session.average.update(good)
 
     def _gradients(self) -> list[Tensor]:
         groups = self.session.optimiser.param_groups
         return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
-    def _report(self, objective: Tensor, report: Mapping[str, Tensor], undo: finite.Undo | None) -> None:
+    def _report(self, objective: Tensor, report: Mapping[str, Tensor], undo: finite.Undo | None) -> Tensor | None:
+        """Add up what is shown; undo the step if need be. Returns a bool on the device: whether the step stands."""
         sums = self.session.progress.sums
         good = undo.unless_finite(objective) if undo else None
         for name, value in report.items():
@@ -117,3 +118,4 @@ class Stepper:
             finite.add(sums, finite.SKIPPED, ~good)
         elif "loss" in sums:  # one value that is not finite makes the sum so for good
             finite.add(sums, finite.GOOD_STEPS, torch.isfinite(sums["loss"]))
+        return good

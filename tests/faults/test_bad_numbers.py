@@ -67,7 +67,7 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str) -> None:
-    session = make_session(name, "train.bad_batches=skip", "train.log_every=1")
+    session = make_session(name, "train.bad_batches=skip", "train.log_every=1", "train.average=0.9")
     fit(make_session(name, "train.bad_batches=skip"))
     states: list[dict[str, bytes]] = []
 

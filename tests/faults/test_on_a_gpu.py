@@ -119,7 +119,7 @@ def poisoned(name: str, row: int, *settings: str, data: Dataset | None = None) -
 def test_a_poisoned_example_is_skipped_and_counted(name: str) -> None:
     runs = {}
     for graphs in (RECORDED, EAGER):
-        session = runs[graphs] = poisoned(name, 17, graphs, "train.bad_batches=skip")
+        session = runs[graphs] = poisoned(name, 17, graphs, "train.bad_batches=skip", "train.average=0.9")
         rows = fit(session)
         assert all(torch.isfinite(t).all() for t in session.state()[0].values() if t.is_floating_point())
         assert all(np.isfinite(row["loss"]) for row in rows)
