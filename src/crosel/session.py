@@ -60,11 +60,15 @@ class Session:
     def optimiser(self) -> torch.optim.Optimizer:
         """Made when it is first needed: its import alone takes a second, and prediction does without."""
         t, cuda = self.config.train, self.device.type == "cuda"
+        parameters = [p for p in self.method.parameters() if p.requires_grad]
+        # The fused optimiser takes parameter, gradient and momentum as flat memory, and autograd lays a gradient out
+        # like its parameter only where that has no gaps. (On a CPU the mistake would go unnoticed.)
+        dense = all(torch.ops.aten.is_non_overlapping_and_dense(p) for p in parameters)
         return torch.optim.SGD(
-            [p for p in self.method.parameters() if p.requires_grad],
+            parameters,
             # A learning rate on the device can change without a new recording of the step.
             lr=torch.tensor(t.lr, device=self.device) if cuda else t.lr,
-            momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=cuda,
+            momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=dense,
         )  # fmt: skip
 
     @cached_property
@@ -237,11 +241,15 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
 def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
     """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
     # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
-    precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)
-    with deterministic(), precision, fused.use(config.train.fused):
+    precision: AbstractContextManager[Any] = nullcontext()
+    if config.train.bf16 or torch.is_autocast_enabled(device.type):  # a caller's own autocast does not reach in here
+        precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)
+    with deterministic(device), precision, fused.use(config.train.fused):
         yield
 
 
-def deterministic() -> AbstractContextManager[None]:
+def deterministic(device: torch.device) -> AbstractContextManager[None]:
     """Convolutions by cuDNN's own choice among the kernels that give the same bits each time: no search, no cost."""
+    if device.type != "cuda":  # nothing to choose, and the flags cost more than a small layer
+        return nullcontext()
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)

@@ -6,7 +6,7 @@ whole: the same kernels, the same arithmetic, the same random stream, without Py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -61,7 +61,7 @@ class Stepper:
         self._graph.replay()
 
     def _record(self, streams: Mapping[str, Stream]) -> Any:
-        self.session.optimiser.zero_grad(set_to_none=True)
+        self._forget_gradients()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.session.generator)
         torch.cuda.synchronize()
@@ -88,10 +88,10 @@ class Stepper:
             batches = session.train.batches(index, streams, session.generator, raw)
         with computing(session.config, session.device), self.casts or nullcontext():
             losses = session.method.loss(batches, session.generator)
-        session.optimiser.zero_grad(set_to_none=True)
+        self._forget_gradients()
         learns = losses.objective.requires_grad  # nothing selected and no co-mix: nothing to learn from in this step
         if learns:
-            with deterministic():
+            with deterministic(session.device):
                 session.world.portion(losses.objective, session.batch_size).backward()  # type: ignore[no-untyped-call]
             if self.casts:
                 self.casts.gather()
@@ -104,9 +104,17 @@ class Stepper:
         if session.average:
             session.average.update(good)
 
+    def _parameters(self) -> Iterator[Tensor]:
+        for group in self.session.optimiser.param_groups:
+            yield from group["params"]
+
+    def _forget_gradients(self) -> None:
+        """What the optimiser's `zero_grad` does, without its bookkeeping: that takes as long as a small layer."""
+        for p in self._parameters():
+            p.grad = None
+
     def _gradients(self) -> list[Tensor]:
-        groups = self.session.optimiser.param_groups
-        return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        return [p.grad for p in self._parameters() if p.grad is not None]
 
     def _report(self, objective: Tensor, report: Mapping[str, Tensor], undo: finite.Undo | None) -> Tensor | None:
         """Add up what is shown; undo the step if need be. Returns a bool on the device: whether the step stands."""
@@ -117,5 +125,5 @@ class Stepper:
         if good is not None:
             finite.add(sums, finite.SKIPPED, ~good)
         elif "loss" in sums:  # one value that is not finite makes the sum so for good
-            finite.add(sums, finite.GOOD_STEPS, torch.isfinite(sums["loss"]))
+            finite.add(sums, finite.GOOD_STEPS, finite.is_finite(sums["loss"]))
         return good

@@ -59,8 +59,10 @@ class SharedCasts:
         self._uses.clear()
         _active.value = self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         _active.value = None
+        if failed:  # no gradients will come; a step that ran out of memory lets go of all it holds
+            self._uses.clear()
 
     def use(self, parameter: Tensor) -> Tensor:
         value = self._casts.get(parameter, parameter)

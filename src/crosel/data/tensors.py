@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -132,24 +132,33 @@ class TrainingTensors:
         if not indices:
             return {}
         own = {name: self.world.own(index) for name, index in indices.items()}
-        raw = torch.cat([fetched[name] for name in own]) if fetched else self.x[torch.cat(list(own.values()))]
+        raw = _joined([fetched[name] for name in own]) if fetched else self.x[_joined(list(own.values()))]
         if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
             raw = self.normalise(raw)
-        rows = dict(zip(own, torch.split(raw, [len(i) for i in own.values()]), strict=True))
+        rows = dict(zip(own, _parted(raw, [len(i) for i in own.values()]), strict=True))
         views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
         for view, wanted in _wishes(indices, streams).items():
             every = [name for name, _ in wanted] == list(indices)
             draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
             seen = self.views[view].apply(
-                raw if every else torch.cat([rows[name] for name, _ in wanted]),
+                raw if every else _joined([rows[name] for name, _ in wanted]),
                 {key: self.world.own(value, len(wanted)) for key, value in draw.items()},
             )
             if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
                 seen = self.normalise(seen)
             sizes = [len(own[name]) for name, _ in wanted]
-            for (name, key), part in zip(wanted, torch.split(seen, sizes), strict=True):
+            for (name, key), part in zip(wanted, _parted(seen, sizes), strict=True):
                 views[name][key] = part
         return {name: Batch(own[name], views[name], everyone=index) for name, index in indices.items()}
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One after the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _parted(whole: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    return [whole] if len(sizes) == 1 else torch.split(whole, sizes)
 
 
 def _wishes(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, list[tuple[str, str]]]:
