@@ -108,7 +108,7 @@ def budget(session: Session) -> Budget:
     if train.bf16:
         outputs, largest = outputs // 2, largest // 2
     weights = sum(p.numel() * p.element_size() for p in method.parameters())
-    copies = 3 + (train.average > 0)  # weights, gradients, momentum; their average
+    copies = 3 + (train.average > 0) + train.bf16 / 2  # weights, gradients, momentum; their average; their casts
     tables = sum(b.numel() * b.element_size() for b in method.buffers()) - method.candidates.numel()
     on_device = session.train.host is None and device.type == "cuda"  # on a CPU the arrays themselves are used
     inputs = session.data.x.nbytes if on_device else 0
@@ -117,7 +117,9 @@ def budget(session: Session) -> Budget:
     step = max(per_example * session.batch_size, 2 * largest * rows)
     if train.bad_batches == "skip":  # a step begins with copies of what it may have to put back
         copies, tables = copies + 2, 2 * tables
-    return Budget(inputs + method.candidates.numel(), tables, copies * weights, step, per_example, session.batch_size)
+    return Budget(
+        inputs + method.candidates.numel(), tables, int(copies * weights), step, per_example, session.batch_size
+    )
 
 
 def check_budget(session: Session) -> Budget:
