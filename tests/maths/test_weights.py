@@ -21,6 +21,7 @@ from crosel.stepper import Stepper
 from crosel.weights import Conv2d, Linear, SharedCasts, current
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _session(method: str, **train: Any) -> Session:
+def _session(method: str, device: str = "cpu", **train: Any) -> Session:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8), rng.integers(0, 4, 24)
     data = make_dataset(x, y=y, classes=4)
@@ -50,7 +51,7 @@ def _session(method: str, **train: Any) -> Session:
         "train": {"epochs": 3, "batch_size": 8, "bf16": True, "lr": 0.05, **train},
     }  # fmt: skip
     data = draw_candidates(data, "uniform:q=0.5", 0)
-    return build_session(resolve(build_config(settings=[], values=values), data), data, torch.device("cpu"))
+    return build_session(resolve(build_config(settings=[], values=values), data), data, torch.device(device))
 
 
 def _train(session: Session, shared: bool) -> tuple[list[Tensor], Counter[str]]:
@@ -73,11 +74,12 @@ def _train(session: Session, shared: bool) -> tuple[list[Tensor], Counter[str]]:
     return [t.clone() for t in [*method.state_dict().values(), *session.progress.sums.values()]], counting.calls
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("method", sorted(methods()))
-def test_every_method_learns_the_same_bits(method: str) -> None:
-    session = _session(method)
+def test_every_method_learns_the_same_bits(method: str, device: str) -> None:
+    session = _session(method, device)
     ours, few = _train(session, shared=True)
-    autocasts, many = _train(_session(method), shared=False)
+    autocasts, many = _train(_session(method, device), shared=False)
     assert all(torch.equal(a, b) for a, b in zip(ours, autocasts, strict=True))
     shared = len(SharedCasts(session.method)._casts)  # one pass at least, there and back
     assert shared
