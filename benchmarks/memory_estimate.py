@@ -4,7 +4,8 @@
 
 Each case: the session is built, three steps as they come, one recorded and replayed, then the passes without gradient.
 `peak` is the most that tensors took (torch.cuda.max_memory_allocated), `reserved` what torch held of the card for them.
-Needs a GPU.
+`needed` is the peak; where steps are recorded it is what was reserved: a recording's memory is no one else's. Where they
+are not, torch gives back what it does not use before it runs out. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -97,14 +98,12 @@ def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> 
             measured["steps as they come" if step == 2 else "recorded steps"] = most()
     finish_epoch(session, EPOCH)
     measured["passes"] = most()
-    peak = max(part["peak"] for part in measured.values() if isinstance(part, dict)) - base
+    kind = "reserved" if estimate.recorded else "peak"
+    needed = max(part[kind] for part in measured.values() if isinstance(part, dict)) - base
     return {
         "network": network, "batch": batch, "method": method, "path": path,
-        "estimate": {
-            "data": estimate.data, "tables": estimate.tables, "networks": estimate.networks, "step": estimate.step,
-            "total": estimate.total,
-        },
-        "base": base, "measured": measured, "peak": peak, "estimate_by_peak": round(estimate.total / peak, 3),
+        "estimate": {**vars(estimate), "step": estimate.step, "a_pass": estimate.a_pass, "total": estimate.total},
+        "base": base, "measured": measured, "needed": needed, "estimate_by_needed": round(estimate.total / needed, 3),
         "seconds": round(time.perf_counter() - started, 1),
     }  # fmt: skip
 
@@ -122,7 +121,7 @@ def main() -> None:
             result["cases"].append(case)
             print(
                 f"{network:>9} batch {batch:3d} {method:6s} {path:14s} estimate {gib(case['estimate']['total']):>9}, "
-                f"took {gib(case['peak']):>9}: {case['estimate_by_peak']:.2f} ({case['seconds']} s)",
+                f"needed {gib(case['needed']):>9}: {case['estimate_by_needed']:.2f} ({case['seconds']} s)",
                 flush=True,
             )
             if options.out:  # after every case: what was measured stays

@@ -1,7 +1,8 @@
 """How much memory a run will take, said before it starts; and one line instead of a traceback when it was too much.
 
 What is kept (data, tables, networks) is counted exactly. What a step needs besides is an estimate: the outputs of all
-layers for one example, times the examples that a step keeps for its backward pass.
+layers for one example, times the examples that a step keeps for its backward pass. What a pass without gradient needs
+is seen on two examples. `benchmarks/memory_estimate.py` holds all of it against what a GPU really takes.
 """
 
 from __future__ import annotations
@@ -9,20 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from crosel.data.limits import memory_bound
 from crosel.errors import UserError
 
 if TYPE_CHECKING:
+    from crosel.config import TrainSettings
     from crosel.methods.base import Method
     from crosel.session import Session
 
+_LIBRARIES = 2**27  # buffers of 32 MiB for each stream: two lanes, as they come and recorded
 _DEVICE_SHARE = 0.6  # of the free device memory that inputs may take before they stay on the host
 # How torch says it in a RuntimeError: on a CPU; in a recording; by cuBLAS and cuDNN, which want memory of their own.
 _OUT_OF = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "unable to find an engine")
@@ -34,22 +41,36 @@ class Budget:
 
     data: int  # inputs and candidate sets
     tables: int  # bank, weights, prototypes: whatever the method keeps for the training set
-    networks: int  # weights, gradients, momentum, their average
-    step: int  # layer outputs of one step, or of a pass without gradient
-    per_example: int  # of `step`, for each example of a batch
+    networks: int  # weights, gradients, momentum, and other copies of them
+    libraries: int  # what cuBLAS and its like take for themselves
+    per_example: int  # layer outputs that a step keeps for each example of a batch
+    per_row: int  # what is alive at once in a pass without gradient, for each row of a chunk
     batch_size: int
+    rows: int  # of a chunk
+    recorded: bool = False  # steps that are recorded keep their memory to themselves
 
     @property
     def kept(self) -> int:
-        return self.data + self.tables + self.networks
+        return self.data + self.tables + self.networks + self.libraries
+
+    @property
+    def step(self) -> int:
+        return self.per_example * self.batch_size
+
+    @property
+    def a_pass(self) -> int:
+        return self.per_row * self.rows
 
     @property
     def total(self) -> int:
-        return self.kept + self.step
+        return self.kept + (self.step + self.a_pass if self.recorded else max(self.step, self.a_pass))
 
     def __str__(self) -> str:
-        parts = {"data": self.data, "tables": self.tables, "networks": self.networks, "a step": self.step}
-        return f"{gib(self.total)} ({', '.join(f'{name} {gib(size)}' for name, size in parts.items())})"
+        parts = {
+            "data": self.data, "tables": self.tables, "networks": self.networks, "libraries": self.libraries,
+            "a step": self.step, "a pass": self.a_pass,
+        }  # fmt: skip
+        return f"{gib(self.total)} ({', '.join(f'{name} {gib(size)}' for name, size in parts.items() if size)})"
 
 
 def gib(count: float) -> str:
@@ -79,9 +100,31 @@ def inputs_stay_on_host(setting: str, size: int, device: torch.device) -> bool:
     return setting == "host"
 
 
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks on while tensors are made and dropped; `most` is the largest number of bytes that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._alive: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = [t.untyped_storage() for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self._alive = [(ref, size) for ref, size in self._alive if not ref.expired()]  # type: ignore[no-untyped-call]
+        self._alive += [
+            (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+            for storage in made
+            if storage._cdata not in given
+        ]
+        self.most = max(self.most, sum(size for _, size in self._alive))
+        return out
+
+
 @torch.no_grad()
 def layer_outputs(method: Method, shape: tuple[int, ...], device: torch.device) -> tuple[int, int]:
-    """Bytes of all layers' outputs, and of the largest, for one example through all networks."""
+    """For one example through all networks: bytes of all layers' outputs, and the most that is alive at once."""
     sizes: list[int] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -93,33 +136,44 @@ def layer_outputs(method: Method, shape: tuple[int, ...], device: torch.device) 
     was_training = method.training
     try:
         method.eval()
-        method.outputs(torch.zeros(2, *shape, device=device))  # two: batch norm wants more than one
+        with _Alive() as alive:
+            method.outputs(torch.zeros(2, *shape, device=device))  # two: batch norm wants more than one
     finally:
         method.train(was_training)
         for hook in hooks:
             hook.remove()
-    return sum(sizes), max(sizes, default=0)
+    return sum(sizes), alive.most // 2
 
 
 def budget(session: Session) -> Budget:
     """What a run will take on its device. Data are counted even where they are in memory already."""
-    method, train, device = session.method, session.config.train, session.device
-    outputs, largest = layer_outputs(method, session.data.shape, device)
+    method, train, cuda = session.method, session.config.train, session.device.type == "cuda"
+    outputs, alive = layer_outputs(method, session.data.shape, session.device)
     if train.bf16:
-        outputs, largest = outputs // 2, largest // 2
-    weights = sum(p.numel() * p.element_size() for p in method.parameters())
-    copies = 3 + (train.average > 0) + train.bf16 / 2  # weights, gradients, momentum; their average; their casts
+        outputs, alive = outputs // 2, alive // 2
+    on_device = session.train.host is None and cuda  # on a CPU the arrays themselves are used
     tables = sum(b.numel() * b.element_size() for b in method.buffers()) - method.candidates.numel()
-    on_device = session.train.host is None and device.type == "cuda"  # on a CPU the arrays themselves are used
-    inputs = session.data.x.nbytes if on_device else 0
-    per_example = outputs * type(method).passes
-    rows = min(train.eval_batch_size, session.data.n)
-    step = max(per_example * session.batch_size, 2 * largest * rows)
-    if train.bad_batches == "skip":  # a step begins with copies of what it may have to put back
-        copies, tables = copies + 2, 2 * tables
     return Budget(
-        inputs + method.candidates.numel(), tables, int(copies * weights), step, per_example, session.batch_size
+        data=(session.data.x.nbytes if on_device else 0) + method.candidates.numel(),
+        tables=tables * (2 if train.bad_batches == "skip" else 1),  # a step begins with a copy, to be put back
+        networks=_networks(method, train),
+        libraries=_LIBRARIES if cuda else 0,
+        per_example=int(outputs * type(method).passes),
+        per_row=alive,
+        batch_size=session.batch_size,
+        rows=min(train.eval_batch_size, session.data.n),
+        recorded=cuda and train.cuda_graphs and session.world.size == 1,
     )
+
+
+def _networks(method: Method, train: TrainSettings) -> int:
+    """Weights and their copies: gradients, momentum, average, in bfloat16, to be put back after a bad batch."""
+    learning, still = (
+        sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad == learns)
+        for learns in (True, False)
+    )
+    skip = train.bad_batches == "skip"
+    return int(learning * (3 + (train.average > 0) + train.bf16 / 2 + 2 * skip)) + still * (1 + skip)
 
 
 def check_budget(session: Session) -> Budget:
@@ -136,15 +190,22 @@ def check_budget(session: Session) -> Budget:
 
 
 def _advice(needed: Budget, free: int) -> str:
-    size = needed.batch_size
-    while size > 2:
-        size //= 2
-        if replace(needed, step=needed.per_example * size).total <= free:
-            passes = needed.step > needed.per_example * needed.batch_size  # those without gradient are too large
-            return f"try --set train.batch_size={size}" + (f" --set train.eval_batch_size={size}" if passes else "")
+    for size, rows in _smaller(needed.batch_size, needed.rows):
+        if replace(needed, batch_size=size, rows=rows).total <= free:
+            changed = {"batch_size": (size, needed.batch_size), "eval_batch_size": (rows, needed.rows)}
+            return "try" + "".join(f" --set train.{name}={now}" for name, (now, was) in changed.items() if now != was)
     if needed.total - needed.data <= free:
         return "try --set train.data_on=host, which keeps the inputs out of it"
     return "take a smaller network (network.width), fewer examples or classes, or a machine with more memory"
+
+
+def _smaller(size: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Sizes of batches and of chunks to try, those first that change the least."""
+    yield from ((size, rows >> i) for i in range(1, rows.bit_length()))
+    while size > 2:
+        size //= 2
+        yield size, rows
+        yield size, min(rows, size)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -114,7 +114,7 @@ class Method(nn.Module):
     title: ClassVar[str]
     paper: ClassVar[str]
     Settings: ClassVar[type[MethodSettings]]
-    passes: ClassVar[int] = 1  # views of an example that one step keeps for the backward pass, for the memory estimate
+    passes: ClassVar[float] = 1  # views of an example that a step keeps for the backward pass, for the memory estimate
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
 
     candidates: Tensor

@@ -121,7 +121,7 @@ class PiCO(Method):
     title = "PiCO: contrastive label disambiguation"
     paper = "Wang et al., PiCO: Contrastive Label Disambiguation for Partial Label Learning, ICLR 2022"
     Settings = PiCOSettings
-    passes = 2
+    passes = 1.25  # the queries; the keys only for a moment
 
     weights: Tensor
     prototypes: Tensor
