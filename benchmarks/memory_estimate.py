@@ -4,7 +4,7 @@
 
 Each case: the session is built, three steps as they come, one recorded and replayed, then the passes without gradient.
 `peak` is the most that tensors took (torch.cuda.max_memory_allocated), `reserved` what torch held of the card for them.
-`needed` is the peak; where steps are recorded it is what was reserved: a recording's memory is no one else's. Where they
+`needed` is the peak; where steps are recorded it is what was reserved: a recording's memory is not shared. Where they
 are not, torch gives back what it does not use before it runs out. Needs a GPU.
 """
 
