@@ -15,6 +15,7 @@ from _support import TinyRun, small_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.errors import UserError
 from crosel.labels import (
@@ -235,6 +236,17 @@ def test_a_csv_that_is_not_ours_is_one_clear_line(tmp_path, content, said):
 
 
 # --- a run --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "npz"])
+def test_labels_given_as_a_source_are_one_clear_line(tmp_path, ending):
+    path = tmp_path / f"labels.{ending}"
+    write_labels(make_table(), path)
+    with pytest.raises(
+        UserError, match=r"labels that crosel wrote.*give the source that the run was trained on"
+    ) as told:
+        load(str(path))
+    assert str(path) in str(told.value)
 
 
 def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:

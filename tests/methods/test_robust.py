@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from crosel.methods.base import Batch, Problem
-from crosel.methods.crosel import CroSel, CroSelSettings, outside_labels
+from crosel.methods.crosel import CroSel, CroSelSettings, renew_outside
 
 N, K, WARMUP = 12, 4, 2
 OUTSIDE = [3, 7]  # examples that both networks are sure of, with label 3, which no set holds
@@ -75,18 +75,57 @@ def batches(method: CroSel, seed: int = 1) -> dict[str, Batch]:
 
 
 @given(st.data())
-def test_outside_labels_against_a_slow_version(data):
+def test_labels_outside_against_a_slow_version(data):
     v, n, k = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 6)), data.draw(st.integers(2, 4))
     stable = [[data.draw(st.booleans()) for _ in range(n)] for _ in range(v)]
     labels = [[data.draw(st.integers(-1, k - 1)) for _ in range(n)] for _ in range(v)]
     held = [data.draw(st.sets(st.integers(0, k - 1), min_size=1)) for _ in range(n)]
+    known = [data.draw(st.integers(-1, k - 1)) for _ in range(n)]
     candidates = torch.tensor([[j in s for j in range(k)] for s in held])
     slow = []
     for i in range(n):
         said = {labels[w][i] for w in range(v)}
-        slow.append(all(stable[w][i] for w in range(v)) and len(said) == 1 and not said & (held[i] | {-1}))
-    fast = outside_labels(torch.tensor(stable), torch.tensor(labels, dtype=torch.int32), candidates)
+        if all(stable[w][i] for w in range(v)) and len(said) == 1 and -1 not in said:
+            (label,) = said
+            slow.append(-1 if label in held[i] else label)
+        else:
+            slow.append(known[i])
+    int32 = torch.int32
+    fast = renew_outside(
+        torch.tensor(known, dtype=int32), torch.tensor(stable), torch.tensor(labels, dtype=int32), candidates
+    )
     assert fast.tolist() == slow
+
+
+@pytest.mark.parametrize("mode", ["drop", "take"])
+def test_an_example_comes_back_only_when_all_agree_on_a_label_inside(mode):
+    method = selecting(outside=mode)
+    labels = torch.ones(2, N, dtype=torch.int64)
+    labels[:, OUTSIDE] = torch.tensor([2, 1])  # 3 has label 2 in its set, 7 has 1
+    labels[1, 7] = 2  # inside as well, but not the same
+    for epoch in range(4, 7):
+        assert method.outside.nonzero().flatten().tolist() == OUTSIDE, "one or two epochs are not stable"
+        assert method.outside_label[OUTSIDE].tolist() == [3, 3], "what was found is remembered"
+        method.begin_epoch(epoch)
+        observe(method, labels, torch.full((2, N), 0.95))
+        method.end_epoch(epoch)
+    assert method.outside_label[OUTSIDE].tolist() == [-1, 3]
+
+
+def test_what_is_taken_is_learnt_with_the_label_that_was_found():
+    """Also while a network says something else for an epoch."""
+    method = selecting(outside="take")
+    labels = torch.ones(2, N, dtype=torch.int64)
+    observe(method, labels, torch.full((2, N), 0.95))
+    method.end_epoch(4)
+    method.begin_epoch(5)
+    assert (method.labels[:, OUTSIDE] == 1).all()
+    assert method._sets(torch.tensor(OUTSIDE)).tolist() == [[False, False, False, True]] * 2
+    batch = {f"selected_{v}": Batch(torch.tensor([3, 7]), {"weak": torch.randn(2, INPUTS)}) for v in (0, 1)}
+    report = method.loss(batch, torch.Generator().manual_seed(0)).report
+    logits = [method.networks[v](batch[f"selected_{v}"]["weak"]) for v in (0, 1)]
+    expected = sum(torch.nn.functional.cross_entropy(x, torch.full((2,), 3)) for x in logits) / 2
+    torch.testing.assert_close(report["loss_selected"], expected.detach())
 
 
 @pytest.mark.parametrize("mode", ["drop", "take"])
@@ -168,7 +207,7 @@ def test_cc_learns_the_new_label_in_the_warm_up():
 
 def test_a_warm_up_without_anything_left_takes_all():
     method = selecting(outside="drop")
-    method.outside.fill_(True)
+    method.outside_label.fill_(3)
     method.begin_epoch(WARMUP)
     assert pools(method) == {"all_0": None, "all_1": None}
 
@@ -202,7 +241,7 @@ def test_share_selected_in_the_weight_of_co_mix():
 @pytest.mark.parametrize(("mode", "streams"), [("drop", set()), ("take", {"selected_0", "selected_1"})])
 def test_everything_outside(mode, streams):
     method = selecting(outside=mode)
-    method.outside.fill_(True)
+    method.outside_label.fill_(3)
     method.selected.fill_(False)
     method.begin_epoch(4)
     assert set(method.streams()) == streams
@@ -238,7 +277,7 @@ def test_keep_is_the_default_and_leaves_no_trace():
     assert method.settings.outside == "keep"
     assert not any("outside" in name for name, _ in method.named_buffers())
     assert not any("outside" in name for name in method.metrics())
-    assert set(method.state_dict()) == {n for n in selecting(outside="take").state_dict() if n != "outside"}
+    assert set(method.state_dict()) == {n for n in selecting(outside="take").state_dict() if n != "outside_label"}
 
 
 def plain_streams(method: CroSel) -> dict[str, Any]:
@@ -285,7 +324,7 @@ def test_keep_is_bit_identical_whatever_is_outside():
 def test_state_carries_over(mode):
     method, fresh = selecting(outside=mode), build(seed=5, outside=mode)
     state = {name: value.clone() for name, value in method.state_dict().items()}
-    assert state["outside"].sum() == 2
+    assert (state["outside_label"] >= 0).sum() == 2
     fresh.load_state_dict(state)
     fresh.begin_epoch(4)
     fresh.train()
@@ -300,7 +339,7 @@ def test_the_step_never_waits_for_the_device(mode):
     problem = Problem(random_sets(24, 5), epochs=6, steps_per_epoch=3)
     method = CroSel(CroSelSettings(warmup=1, outside=mode), problem, lambda: ToyNetwork(5))
     method.selected[:, :9], method.labels[:, :9] = True, 1
-    method.outside[9:12] = True
+    method.outside_label[9:12] = 2
     assert_never_waits(method, epoch=3)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from crosel.data.dataset import Dataset
 from crosel.data.limits import check_bytes, shown
 from crosel.data.settings import DataSettings, Format, Progress
-from crosel.data.table import Table, as_features, meanings, table_dataset
+from crosel.data.table import Table, as_features, meanings, refuse_our_labels, table_dataset
 from crosel.data.text import CsvFile
 from crosel.errors import UserError
 
@@ -109,6 +109,7 @@ def open_csv(path: Path, kind: Format | None = None) -> tuple[Table, Format]:
     first = next(rows, None)
     if first is None:
         raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
+    refuse_our_labels(source.header, path)
     kind = kind or find_format(path, source.header, first[1])
     return gather(path, source, chain([first], rows), kind), kind
 

@@ -12,7 +12,7 @@ from crosel.data.csvfile import dataset_of
 from crosel.data.dataset import Dataset
 from crosel.data.limits import check_bytes, shown
 from crosel.data.settings import DataSettings, Progress
-from crosel.data.table import MEANINGS, Table, as_features, meanings
+from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels
 from crosel.data.text import parse_json, read_lines
 from crosel.errors import UserError
 
@@ -57,6 +57,7 @@ def open_jsonl(path: Path) -> Table:
         if not isinstance(row, dict):
             raise UserError(f'{place}, column 1: expected an object, as in {{"path": "a.png", "candidates": ["cat"]}}')
         if not lines:
+            refuse_our_labels(row, path)
             known = meanings(list(row), path, line)
             titles = {meaning: list(row)[column] for meaning, column in known.items()}
             columns = {meaning: [] for meaning in titles}

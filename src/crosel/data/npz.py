@@ -33,6 +33,11 @@ def read_arrays(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: this is a single array; an npz file with x and candidates is needed")
         with loaded as archive, zipfile.ZipFile(path) as members:
             unknown = [name for name in archive.files if name not in FIELDS]
+            if "pred_probs" in unknown and "flags" in unknown:
+                raise UserError(
+                    f"{path}: these are labels that crosel wrote, without the examples themselves; give the source "
+                    "that the run was trained on"
+                )
             if unknown:
                 near = did_you_mean(unknown[0], FIELDS)
                 raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")

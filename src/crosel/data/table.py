@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ MEANINGS = {
     "candidates": "candidates", "label": "label", "weight": "weight", "split": "split",
     "worker": "worker", "annotator": "worker", "truth": "truth",
 }  # fmt: skip
+OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
 T = TypeVar("T")
 
 
@@ -69,6 +70,15 @@ class Table:
             except ValueError as error:
                 raise UserError(f"{self.place(row, meaning)}: {error}") from None
         return out
+
+
+def refuse_our_labels(names: Iterable[str], path: Path) -> None:
+    """Labels that we wrote look like data, but what they are labels of is not in them."""
+    if set(names) - {"outside_label"} == OUR_LABELS:
+        raise UserError(
+            f"{path}, line 1: these are labels that crosel wrote, without the examples themselves; give the source "
+            "that the run was trained on. To train on the labels: crosel train SOURCE --corrections LABELS.csv"
+        )
 
 
 def meanings(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]:

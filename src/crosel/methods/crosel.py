@@ -30,9 +30,9 @@ Where paper and released code part, and what we do:
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
 
 Beyond the paper, off by default: `outside`, for sets that may miss the truth. An example that all networks are stable
-and confident about (β2, β3), with one same label outside S, is dropped, or taken with that label (`outside_labels`),
-from the moment the banks are full: a warm-up that goes on with a wrong set learns it by heart. Either way it leaves
-co-mix, whose targets lie in S and would be wrong.
+and confident about (β2, β3), with one same label outside S, is dropped, or taken with that label (`renew_outside`),
+from the moment the banks are full, and until they are so about a label inside S: a warm-up that goes on with a wrong
+set learns it by heart. Either way it leaves co-mix, whose targets lie in S and would be wrong.
 """
 
 from __future__ import annotations
@@ -118,10 +118,16 @@ def ramp(start: float | None, end: float, progress: float) -> float:
     return end if start is None else start + (end - start) * min(1.0, max(0.0, progress))
 
 
-def outside_labels(stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
-    """Where all networks are stable and confident ([v, n]) about one same label ([v, n]) that is not in S: bool [n]."""
+def renew_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
+    """Labels [n] of the examples whose set seems to miss the truth (-1: the others), after one more epoch.
+
+    Where all networks are stable and confident ([v, n]) about one same label ([v, n]), that label decides, outside S or
+    inside. Elsewhere what was known stays: networks waver while they learn, and an example that is sent back to its
+    wrong set each time is soon learnt by heart.
+    """
     agreed = stable.all(dim=0) & (labels == labels[0]).all(dim=0) & (labels[0] >= 0)
-    return agreed & ~label_is_candidate(labels[0].long(), candidates)
+    inside = label_is_candidate(labels[0].long(), candidates)
+    return torch.where(agreed, labels[0].masked_fill(inside, -1), known)
 
 
 class CroSelSettings(MethodSettings):
@@ -167,7 +173,7 @@ class CroSel(Method):
     lambda_d: Tensor
     temperature: Tensor
     gamma_used: Tensor
-    outside: Tensor  # bool [n]; only where the setting is not "keep"
+    outside_label: Tensor  # int32 [n], -1 for none; only where the setting `outside` is not "keep"
 
     def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network, networks=settings.networks)
@@ -188,8 +194,13 @@ class CroSel(Method):
         self.register_buffer("temperature", torch.ones(()), persistent=False)
         self.register_buffer("gamma_used", torch.tensor(settings.gamma))
         if settings.outside != "keep":  # else checkpoints stay as they were
-            self.register_buffer("outside", torch.zeros(problem.n, dtype=torch.bool))
+            self.register_buffer("outside_label", torch.full((problem.n,), -1, dtype=torch.int32))
         self._watching = False
+
+    @property
+    def outside(self) -> Tensor:
+        """Examples that are dropped or taken: bool [n]."""
+        return self.outside_label >= 0
 
     def teacher(self, network: int) -> int:
         """The network whose selection `network` learns from."""
@@ -261,6 +272,9 @@ class CroSel(Method):
         selected = comix = self.lambda_d.new_zeros(())
         if chosen is not None:
             labels = self.labels[self.teacher(v)][chosen.index].long()
+            if self.settings.outside == "take":
+                taken = self.outside_label[chosen.index].long()
+                labels = torch.where(taken >= 0, taken, labels)
             selected = selected_loss(self.networks[v](chosen[self.settings.selected_view]), labels)
         if everything is not None:
             comix = self._comix(self.networks[v], everything, generator)
@@ -277,9 +291,9 @@ class CroSel(Method):
         sets = self.candidates[index]
         if self.settings.outside != "take":
             return sets
-        label = self.labels[0][index].clamp(min=0).long()
-        alone = torch.zeros_like(sets).scatter_(1, label.unsqueeze(1), True)
-        return torch.where(self.outside[index].unsqueeze(1), alone, sets)
+        label = self.outside_label[index].long().unsqueeze(1)
+        alone = torch.zeros_like(sets).scatter_(1, label.clamp(min=0), True)
+        return torch.where(label >= 0, alone, sets)
 
     def _comix(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         candidates = self.candidates[batch.index]
@@ -328,7 +342,9 @@ class CroSel(Method):
             self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
         self.epochs_selected += self.selected
         if s.outside != "keep":
-            self.outside.copy_(outside_labels(self._stable(), self.labels, self.candidates))
+            self.outside_label.copy_(
+                renew_outside(self.outside_label, self._stable(), self.labels, self.candidates)
+            )  # fmt: skip
 
     def _stable(self) -> Tensor:
         """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n]."""
