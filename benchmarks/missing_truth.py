@@ -1,217 +1,237 @@
-"""How well `outside` finds sets that miss the truth, and what dropping or taking such examples gives: digits.
+"""Sets that miss the truth: how well `outside` finds them, and what dropping or taking such examples gives. Digits.
 
-    python benchmarks/missing_truth.py run --out DIR        # 35 runs, a minute each on one core; goes on where it was
-    python benchmarks/missing_truth.py table --out DIR      # the tables of docs/missing-truth.md, and summary.jsonl
-    python benchmarks/missing_truth.py keep --out DIR --to results/digits-missing-truth
+    python benchmarks/missing_truth.py run --on held-out --out DIR --workers 2   # what choices are made by
+    python benchmarks/missing_truth.py run --on test --out DIR --workers 2       # half a minute of one core a run
+    python benchmarks/missing_truth.py table --out DIR                           # the tables of docs/missing-truth.md
 
-Seeds 0 to 4; the last epoch of each. `held-out` is what choices were made by: the same with a quarter of the *training*
-images in the place of the test images, seeds 0 and 1, at 20 %.
-
-    python benchmarks/missing_truth.py held-out --out DIR
+One line a run in DIR/held-out.jsonl and DIR/test.jsonl; what is there is not run again, and a stop leaves whole pairs.
+`held-out` keeps a quarter of the *training* images apart, another one for every seed, and leaves the test images
+alone. Accuracies are those of the last epoch. `oracle` is told which sets miss the truth and trains on the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import shutil
-import statistics
-import subprocess
+import multiprocessing
+import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-SEEDS = (0, 1, 2, 3, 4)
-ETAS = (0.05, 0.1, 0.2)
-MODES = ("keep", "drop", "take")
-THRESHOLD = 0.5  # more than all other labels together; why not γ is in docs/missing-truth.md
+SEEDS = 10
+ASKED = 0.0  # method.outside_gamma of `drop` and `take`: why so little is in docs/missing-truth.md
 GAMMA = 0.9  # what selection asks for
-KEPT = ("config.yaml", "metrics.jsonl", "environment.json")
+THRESHOLDS = (GAMMA, 0.5, 0.0)  # asked of the flag `outside` when a run is over
+# Settings of the method; more is tried on held-out images than on test images.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "keep": {},
+    "drop": {"outside": "drop", "outside_gamma": ASKED},
+    "take": {"outside": "take", "outside_gamma": ASKED},
+    "drop at 0.5": {"outside": "drop", "outside_gamma": 0.5},
+    "take at 0.5": {"outside": "take", "outside_gamma": 0.5},
+    "oracle": {},
+}
+PLANS = {
+    "held-out": [(eta, variant) for eta in (0.1, 0.2) for variant in VARIANTS],
+    "test": [
+        *((eta, variant) for eta in (0.2, 0.1) for variant in ("keep", "drop", "take")),
+        *((eta, variant) for eta in (0.05, 0.0) for variant in ("keep", "drop")),
+    ],
+}  # fmt: skip
+CURVES = ("test_accuracy", "covering_rate", "selection_ratio", "outside_ratio")  # kept of every epoch
 
 
-def runs() -> list[tuple[float, str, int]]:
-    """Seed by seed, so that a stop leaves whole comparisons. At 5 % only the flags are wanted."""
-    compared = [(eta, mode, seed) for seed in SEEDS for eta in (0.2, 0.1) for mode in ("keep", "drop")]
-    return [
-        *compared, *((0.05, "keep", seed) for seed in SEEDS),
-        *((eta, "take", seed) for seed in SEEDS for eta in (0.2, 0.1)),
-    ]  # fmt: skip
+class Job(NamedTuple):
+    on: str
+    eta: float
+    variant: str
+    seed: int
+    epochs: int | None = None  # fewer, for a trial of this script
 
 
-def name(eta: float, mode: str, seed: int) -> Path:
-    return Path(f"eta{eta:g}") / f"{mode}-seed{seed}"
+# --- one run ------------------------------------------------------------------------------------------------------
 
 
-def held_out(out: Path) -> None:
-    """Trials on held-out training images, into held-out.jsonl; what is there is not run again."""
-    import dataclasses
+def prepare(job: Job) -> Any:
+    """Digits with its drawn sets; where asked for, held-out training images stand in the place of the test images."""
+    import numpy as np
 
+    from crosel.data import draw_candidates, load
+
+    data = load("digits")
+    assert data.y is not None
+    if job.on == "held-out":
+        order = np.random.default_rng(1000 + job.seed).permutation(data.n)
+        held, rest = order[: data.n // 4], order[data.n // 4 :]
+        data = dataclasses.replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held], y_test=data.y[held])
+    data = draw_candidates(data, f"uniform:q=0.3,eta={job.eta:g}", job.seed)
+    if job.variant == "oracle":
+        assert data.candidates is not None
+        assert data.y is not None
+        good = data.candidates[np.arange(data.n), data.y]
+        data = dataclasses.replace(data, x=data.x[good], y=data.y[good], candidates=data.candidates[good])
+    return data
+
+
+class Flags:
+    """Watches a run: how many examples are flagged after each epoch, and how many of them miss the truth."""
+
+    def __init__(self, missing: Any) -> None:
+        self.missing, self.counts = missing, []  # type: ignore[var-annotated]
+
+    def on_step(self, session: Any, epoch: int, step: int, loss: float) -> None: ...
+    def on_state(self, session: Any) -> None: ...
+    def on_epoch(self, session: Any, row: dict[str, Any]) -> None:
+        if session.config.method.outside != "keep":
+            flagged = session.method.outside.cpu().numpy()
+            self.counts.append((int(flagged.sum()), int((flagged & self.missing).sum())))
+
+
+def run(job: Job) -> dict[str, Any]:
     import numpy as np
     import torch
 
     from crosel.config import build_config
-    from crosel.data import draw_candidates, load
+    from crosel.labels import label_table
+    from crosel.run import environment
     from crosel.session import build_session, resolve
     from crosel.train import fit
 
-    path = out / "held-out.jsonl"
-    known = path.read_text().splitlines() if path.is_file() else []
-    done = {(row["outside"], row["seed"]) for row in map(json.loads, known)}
-    for seed in (0, 1):
-        for mode in MODES:
-            if (mode, seed) in done:
-                continue
-            data = load("digits")
-            order = np.random.default_rng(1000 + seed).permutation(data.n)
-            held, rest = order[:337], order[337:]
-            assert data.y is not None
-            data = dataclasses.replace(
-                data, x=data.x[rest], y=data.y[rest], x_test=data.x[held], y_test=data.y[held]
-            )  # fmt: skip
-            data = draw_candidates(data, "uniform:q=0.3,eta=0.2", seed)
-            settings = [f"method.outside={mode}", f"method.outside_gamma={THRESHOLD}"]
-            config = build_config(
-                preset="demo/digits", settings=settings, values={"source": "digits", "seed": seed}
-            )  # fmt: skip
-            row = fit(build_session(resolve(config, data), data, torch.device("cpu")))[-1]
-            line = {"eta": 0.2, "outside": mode, "seed": seed, "held_out_accuracy": row["test_accuracy"]}
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
-            print(line, flush=True)
-
-
-def train(out: Path, modes: list[str]) -> None:
-    for eta, mode, seed in runs():
-        folder = out / name(eta, mode, seed)
-        if mode not in modes or (folder / "done").is_file():
-            continue
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            "train", "digits", "--preset", "demo/digits", "--candidates", f"uniform:q=0.3,eta={eta:g}",
-            "--set", f"method.outside={mode}", "--set", f"method.outside_gamma={THRESHOLD}", "--device", "cpu",
-            "--seed", str(seed), "--resume", "--out", str(name(eta, mode, seed)),
-        ]  # fmt: skip
-        # In the folder itself, so that the run's record of its command names no place of this machine.
-        subprocess.run([sys.executable, "-m", "crosel", *command], check=True, cwd=out)
-
-
-def summary(run: Path, eta: float, mode: str, seed: int) -> dict[str, Any]:
-    """What a finished run says of its own training set, beside the truth; and its test accuracy, last epoch."""
-    import numpy as np
-    import torch
-
-    from crosel.labels import label_table
-    from crosel.run import load_run
-
-    session = load_run(run, torch.device("cpu"))
-    sets, truth = session.data.candidates, session.data.y
-    assert sets is not None
-    assert truth is not None
-    missing = ~sets[np.arange(len(truth)), truth]
-    out: dict[str, Any] = {"eta": eta, "outside": mode, "seed": seed, "missing": int(missing.sum())}
-    for threshold in (GAMMA, THRESHOLD):
+    torch.set_num_threads(1)
+    started, data = time.perf_counter(), prepare(job)
+    settings = [f"method.{name}={value}" for name, value in VARIANTS[job.variant].items()]
+    if job.epochs:
+        settings += [f"train.epochs={job.epochs}", f"method.warmup={job.epochs // 2}"]
+    config = build_config(preset="demo/digits", settings=settings, values={"source": "digits", "seed": job.seed})
+    session = build_session(resolve(config, data), data, torch.device("cpu"))
+    missing = ~data.candidates[np.arange(data.n), data.y]
+    watcher = Flags(missing)
+    rows = fit(session, (watcher,))
+    out = job._asdict() | {"accuracy": rows[-1]["test_accuracy"], "examples": data.n, "missing": int(missing.sum())}
+    for threshold in THRESHOLDS:
         table = label_table(session, outside_gamma=threshold)
         flagged = table.outside_labels >= 0
         final = np.where(flagged, table.outside_labels, table.labels)
         out[f"at_{threshold:g}"] = {
             "flagged": int(flagged.sum()), "missing": int((flagged & missing).sum()),
-            "label_right": int((table.outside_labels == truth)[flagged].sum()),
-            "labels_accuracy": float((final == truth).mean()),
+            "label_right": int((table.outside_labels == data.y)[flagged].sum()),
+            "labels_right": float((final == data.y).mean()),
         }  # fmt: skip
-    row = session.progress.rows[-1]
-    kept = (
-        "test_accuracy", "test_accuracy_1", "test_accuracy_2", "covering_rate", "selection_ratio", "outside_ratio",
-        "lambda_d",
-    )  # fmt: skip
-    return out | {"inside_accuracy": float((table.labels == truth).mean())} | {k: row[k] for k in kept if k in row}
+    out |= {"prediction_right": float((table.probabilities.argmax(axis=1) == data.y).mean())}
+    out |= {name: [round(row[name], 4) for row in rows] for name in CURVES if name in rows[-1]}
+    known = environment(["python", *sys.argv])
+    return out | {
+        "flags": watcher.counts, "lambda_d": rows[-1]["lambda_d"], "commit": known.get("commit"),
+        "started": known.get("started"), "seconds": round(time.perf_counter() - started, 1),
+    }  # fmt: skip
 
 
-def percent(values: list[float], digits: int = 1) -> str:
+def run_all(on: str, out: Path, workers: int, seeds: int, epochs: int | None) -> None:
+    from record import save
+
+    out.mkdir(parents=True, exist_ok=True)
+    save({"workers": workers}, out / f"{on}.environment.json")
+    path = out / f"{on}.jsonl"
+    known = {(row["eta"], row["variant"], row["seed"]) for row in read(path)}
+    jobs = [Job(on, eta, variant, seed, epochs) for seed in range(seeds) for eta, variant in PLANS[on]]
+    jobs = [job for job in jobs if (job.eta, job.variant, job.seed) not in known]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for row in pool.imap_unordered(run, jobs):
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+            print(*(row[name] for name in ("eta", "variant", "seed", "accuracy", "seconds")), flush=True)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def percent(values: list[float], digits: int) -> str:
     """Mean, and the deviation over seeds."""
-    mean = f"{100 * statistics.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.{digits}f}"
+    from crosel.tables.statistics import estimate
+
+    mean, deviation, _ = estimate([100 * value for value in values])
+    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
 
-def against_keep(rows: list[dict[str, Any]], eta: float, mode: str) -> str:
-    """Mean difference of the test accuracy to plain training on the same sets, and the p of a paired t-test."""
-    from crosel.tables.statistics import paired_t_test
+def against_keep(rows: list[dict[str, Any]], of: list[dict[str, Any]]) -> str:
+    """Mean difference to plain training on the same sets, its standard error, and the p of a paired t-test."""
+    from crosel.tables.statistics import estimate, paired_t_test
 
-    by = {m: {r["seed"]: r["test_accuracy"] for r in rows if (r["eta"], r["outside"]) == (eta, m)} for m in MODES}
-    seeds = sorted(by["keep"].keys() & by[mode].keys())
-    if mode == "keep" or len(seeds) < 2:
+    plain = {(r["eta"], r["seed"]): r["accuracy"] for r in rows if r["variant"] == "keep"}
+    pairs = [(100 * r["accuracy"], 100 * plain[r["eta"], r["seed"]]) for r in of if (r["eta"], r["seed"]) in plain]
+    if len(pairs) < 2 or of[0]["variant"] == "keep":
         return " | "
-    ours, plain = ([by[m][seed] for seed in seeds] for m in (mode, "keep"))
-    test = paired_t_test(ours, plain)
-    return f"{100 * (statistics.mean(ours) - statistics.mean(plain)):+.2f} | {test.p:.3f} ({test.n})"
+    ours, theirs = zip(*pairs, strict=True)
+    mean, deviation, n = estimate([a - b for a, b in pairs])
+    assert deviation is not None
+    return f"{mean:+.2f} ± {deviation / n**0.5:.2f} | {paired_t_test(ours, theirs).p:.3f}"
+
+
+def found(rows: list[dict[str, Any]], threshold: float) -> str:
+    """Flagged of missing, precision, recall, and how many new labels are right, over all seeds."""
+    at = [row[f"at_{threshold:g}"] for row in rows]
+    flagged, right, labels = (sum(a[name] for a in at) for name in ("flagged", "missing", "label_right"))
+    missing, some = sum(row["missing"] for row in rows), max(1, flagged)
+    return f"{flagged} of {missing} | {right / some:.3f} | {right / missing:.3f} | {labels / some:.3f}"
+
+
+def share(rows: list[dict[str, Any]], epoch: int) -> str:
+    """Precision and recall of what was dropped or taken after an epoch."""
+    if not rows[0]["flags"]:
+        return ""
+    flagged, right = (sum(row["flags"][epoch][i] for row in rows) for i in (0, 1))
+    missing = sum(row["missing"] for row in rows)
+    return f"{right / max(1, flagged):.3f}, {right / missing:.3f}" if missing else f"{flagged} flagged"
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| truth missing | asked of `outside` | seeds | flagged | precision | recall | new label right |",
-        "|" + "---|" * 7,
-    ]
-    for eta in ETAS:
-        for threshold in (GAMMA, THRESHOLD):
-            runs = [r for r in rows if r["eta"] == eta and r["outside"] == "keep"]
-            found = [(r["missing"], r[f"at_{threshold:g}"]) for r in runs]
-            if found:
-                sums = {key: sum(f[key] for _, f in found) for key in ("flagged", "missing", "label_right")}
-                total, flagged = sum(missing for missing, _ in found), max(1, sums["flagged"])
-                lines.append(
-                    f"| {eta:.0%} | {threshold:g} | {len(found)} | {sums['flagged']} of {total} missing "
-                    f"| {sums['missing'] / flagged:.3f} | {sums['missing'] / total:.3f} "
-                    f"| {sums['label_right'] / flagged:.3f} |"
-                )
+    cells = sorted({(row["eta"], row["variant"]) for row in rows}, key=lambda c: (c[0], list(VARIANTS).index(c[1])))
+    lines = ["| truth missing | asked | flagged | precision | recall | new label right |", "|" + "---|" * 6]
+    for eta, variant in cells:
+        if variant == "keep" and eta:
+            of = [row for row in rows if (row["eta"], row["variant"]) == (eta, variant)]
+            lines += [f"| {eta:.0%} | {threshold:g} | {found(of, threshold)} |" for threshold in THRESHOLDS]
     lines += [
         "",
-        "| truth missing | `outside` | seeds | test accuracy | against keep | p | precision | recall | labels right |",
+        "| truth missing | `outside` | seeds | accuracy | against keep | p | labels right | S-ratio | "
+        "precision, recall: end of warm-up | end |",
+        "|" + "---|" * 10,
     ]
-    lines.append("|" + "---|" * 9)
-    for eta in ETAS:
-        for mode in MODES:
-            runs = [r for r in rows if r["eta"] == eta and r["outside"] == mode]
-            if runs:
-                at = [(r["missing"], r[f"at_{THRESHOLD:g}"]) for r in runs]
-                flagged = sum(f["flagged"] for _, f in at)
-                right = sum(f["missing"] for _, f in at)
-                lines.append(
-                    f"| {eta:.0%} | {mode} | {len(runs)} | {percent([r['test_accuracy'] for r in runs], 2)} "
-                    f"| {against_keep(rows, eta, mode)} | {right / max(1, flagged):.3f} "
-                    f"| {right / sum(missing for missing, _ in at):.3f} "
-                    f"| {percent([f['labels_accuracy'] for _, f in at])} |"
-                )
+    for eta, variant in cells:
+        of = [row for row in rows if (row["eta"], row["variant"]) == (eta, variant)]
+        half = len(of[0]["test_accuracy"]) // 2 - 1
+        lines.append(
+            f"| {eta:.0%} | {variant} | {len(of)} | {percent([r['accuracy'] for r in of], 2)} "
+            f"| {against_keep(rows, of)} | {percent([r[f'at_{ASKED:g}']['labels_right'] for r in of], 1)} "
+            f"| {percent([r['selection_ratio'][-1] for r in of], 0)} | {share(of, half)} | {share(of, -1)} |"
+        )
     return "\n".join(lines)
-
-
-def keep(out: Path, to: Path) -> None:
-    """Copy what belongs into the repository: no checkpoints, no pictures."""
-    for run in runs():
-        if (out / name(*run) / "done").is_file():
-            (to / name(*run)).mkdir(parents=True, exist_ok=True)
-            for file in KEPT:
-                shutil.copy(out / name(*run) / file, to / name(*run) / file)
-    shutil.copy(out / "summary.jsonl", to / "summary.jsonl")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("run", "table", "keep", "held-out"))
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--to", type=Path, help="where `keep` puts records")
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, help="only these")
+    parser.add_argument("verb", choices=("run", "table"))
+    parser.add_argument("--on", choices=tuple(PLANS), help="which images accuracy is measured on")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--epochs", type=int, help="fewer than the preset's, for a trial")
     args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     if args.verb == "run":
-        train(args.out, args.modes)
-    elif args.verb == "held-out":
-        held_out(args.out)
-    elif args.verb == "table":
-        rows = [summary(args.out / name(*r), *r) for r in runs() if (args.out / name(*r) / "done").is_file()]
-        (args.out / "summary.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        print(tables(rows))
-    elif args.to is None:
-        parser.error("keep needs --to")
-    else:
-        keep(args.out, args.to)
+        run_all(args.on or parser.error("run needs --on"), args.out, args.workers, args.seeds, args.epochs)
+        return
+    for on in PLANS:
+        rows = read(args.out / f"{on}.jsonl")
+        if rows:
+            print(f"{on}\n\n{tables(rows)}\n")
 
 
 if __name__ == "__main__":
