@@ -31,7 +31,14 @@ SEEDS = (0, 1, 2)
 METHODS = ("crosel", "cc")
 PATHS = {"fast": FAST, "plain": PLAIN}
 ROUNDING = 2**-8
-SETTINGS = ("network.name=wrn-16-2", "train.batch_size=256", "train.epochs=6", "train.lr=0.1", "train.nesterov=true")
+SETTINGS = ("network.name=wrn-16-2", "train.batch_size=256", "train.epochs=5", "train.lr=0.1", "train.nesterov=true")
+CROSEL = (
+    "warmup=3",
+    "bank_length=2",
+    "gamma=0.6",
+    "lambda_cr=1",
+    "temperature=1",
+)  # so that five epochs teach something
 
 
 def losses(data: Any, network: str, path: dict[str, bool], device: torch.device, shared: bool = True) -> list[float]:
@@ -55,16 +62,13 @@ def compare_steps(options: argparse.Namespace) -> bool:
         "fast": losses(data, options.network, FAST, device),
         "fast, eager": losses(data, options.network, FAST | {"cuda_graphs": False}, device),
         "fast, cast in every pass": losses(data, options.network, FAST, device, shared=False),
-        "float32, fused, recorded": losses(data, options.network, FAST | {"bf16": False}, device),
-        "float32, fused, eager": losses(data, options.network, FAST | {"bf16": False, "cuda_graphs": False}, device),
     }
     away = {
         name: [abs(a - b) / abs(b) for a, b in zip(values, found["plain"], strict=True)]
         for name, values in found.items()
     }
     agrees = {
-        "recorded = eager, bfloat16": found["fast"] == found["fast, eager"],
-        "recorded = eager, float32": found["float32, fused, recorded"] == found["float32, fused, eager"],
+        "recorded = eager": found["fast"] == found["fast, eager"],
         "cast once = cast in every pass": found["fast"] == found["fast, cast in every pass"],
         "fast = plain within rounding": max(away["fast"]) < ROUNDING,
     }
@@ -86,7 +90,7 @@ def train(options: argparse.Namespace, run: tuple[str, str, int]) -> float:
     name = f"{method}-{path}-seed{seed}"
     settings = [*SETTINGS, *(f"train.{key}={str(value).lower()}" for key, value in PATHS[path].items()), *options.set]
     if method == "crosel":
-        settings += ["method.warmup=2", "method.bank_length=2"]
+        settings += [f"method.{setting}" for setting in CROSEL]
     command = [
         "train", options.source, "--method", method, "--candidates", "uniform:q=0.5", "--seed", str(seed),
         "--device", options.device, "--out", name, *(part for s in settings for part in ("--set", s)),

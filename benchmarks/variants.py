@@ -56,13 +56,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--networks", nargs="+", default=["wrn-28-2", "wrn-34-10"])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     options = parser.parse_args()
     device = torch.device(options.device)
     result: dict[str, dict[str, Any]] = {}
     data = images(options.data, 5000)
     for network in options.networks:
-        forms = {form: build(data, network, form, device) for form in FORMS}
-        times: dict[str, list[float]] = {form: [] for form in FORMS}
+        forms = {form: build(data, network, form, device) for form in options.forms}
+        times: dict[str, list[float]] = {form: [] for form in forms}
         for _ in range(TURNS):
             for form, steps in forms.items():
                 with off(form):
@@ -71,7 +72,7 @@ def main() -> None:
         print(network, {form: f"{value:.2f}" for form, value in ms.items()}, flush=True)
         result[network] = {"ms": ms, "all_ms": times}
         save({"without": result}, options.out)
-        result[network]["kernels"] = {form: kernels(forms[form], device) for form in FORMS if form != "graphs"}
+        result[network]["kernels"] = {form: kernels(forms[form], device) for form in forms if form != "graphs"}
         print(result[network]["kernels"], flush=True)
         save({"without": result}, options.out)
 
