@@ -110,16 +110,23 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        made = [t.untyped_storage() for t in tree_leaves(out) if isinstance(t, Tensor)]
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         self._alive = [(ref, size) for ref, size in self._alive if not ref.expired()]  # type: ignore[no-untyped-call]
         self._alive += [
             (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
-            for storage in made
+            for storage in _storages(out)
             if storage._cdata not in given
         ]
         self.most = max(self.most, sum(size for _, size in self._alive))
         return out
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """The memory of all tensors in a tree of values; sparse ones and their like have none to show."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                yield leaf.untyped_storage()
 
 
 @torch.no_grad()
