@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SEEDS = 10
+SEEDS = "0-9"
 ASKED = 0.0  # method.outside_gamma of `drop` and `take`: why so little is in docs/missing-truth.md
 SHORT = 10  # epochs of a shorter warm-up; the preset has 20 of 40
 GAMMA = 0.9  # what selection asks for
@@ -128,19 +128,15 @@ def run(job: Job) -> dict[str, Any]:
     out |= {name: [round(row[name], 4) for row in rows] for name in CURVES if name in rows[-1]}
     known = environment(["python", *sys.argv])
     return out | {
-        "flags": watcher.counts, "lambda_d": rows[-1]["lambda_d"], "commit": known.get("commit"),
-        "started": known.get("started"), "seconds": round(time.perf_counter() - started, 1),
+        "flags": watcher.counts, "lambda_d": rows[-1]["lambda_d"], "seconds": round(time.perf_counter() - started, 1),
+        **{name: known.get(name) for name in ("commit", "started", "python", "torch", "cpu_count")},
     }  # fmt: skip
 
 
-def run_all(on: str, out: Path, workers: int, seeds: int, epochs: int | None) -> None:
-    from record import save
-
+def run_all(on: str, jobs: list[Job], out: Path, workers: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    save({"workers": workers}, out / f"{on}.environment.json")
     path = out / f"{on}.jsonl"
     known = {(row["eta"], row["variant"], row["seed"]) for row in read(path)}
-    jobs = [Job(on, eta, variant, seed, epochs) for seed in range(seeds) for eta, variant in PLANS[on]]
     jobs = [job for job in jobs if (job.eta, job.variant, job.seed) not in known]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for row in pool.imap_unordered(run, jobs):
@@ -226,12 +222,25 @@ def main() -> None:
     parser.add_argument("--on", choices=tuple(PLANS), help="which images accuracy is measured on")
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", default=SEEDS, help="first and last, as in 0-9")
+    parser.add_argument(
+        "--only", nargs="+", default=list(VARIANTS), choices=tuple(VARIANTS), help="only these variants"
+    )
+    parser.add_argument("--rates", nargs="+", type=float, help="only these shares of sets without the truth")
     parser.add_argument("--epochs", type=int, help="fewer than the preset's, for a trial")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     if args.verb == "run":
-        run_all(args.on or parser.error("run needs --on"), args.out, args.workers, args.seeds, args.epochs)
+        if args.on is None:
+            parser.error("run needs --on")
+        first, last = map(int, args.seeds.split("-"))
+        jobs = [
+            Job(args.on, eta, variant, seed, args.epochs)
+            for seed in range(first, last + 1)
+            for eta, variant in PLANS[args.on]
+            if variant in args.only and (args.rates is None or eta in args.rates)
+        ]
+        run_all(args.on, jobs, args.out, args.workers)
         return
     for on in PLANS:
         rows = read(args.out / f"{on}.jsonl")
