@@ -64,12 +64,18 @@ class Session:
         # The fused optimiser takes parameter, gradient and momentum as flat memory, and autograd lays a gradient out
         # like its parameter only where that has no gaps. (On a CPU the mistake would go unnoticed.)
         dense = all(torch.ops.aten.is_non_overlapping_and_dense(p) for p in parameters)
-        return torch.optim.SGD(
+        optimiser = torch.optim.SGD(
             parameters,
             # A learning rate on the device can change without a new recording of the step.
             lr=torch.tensor(t.lr, device=self.device) if cuda else t.lr,
             momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=dense,
         )  # fmt: skip
+        if (
+            t.momentum
+        ):  # from the start: the fused one fails where some have momentum and others get their first gradient
+            for p in parameters:
+                optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return optimiser
 
     @cached_property
     def average(self) -> WeightAverage | None:

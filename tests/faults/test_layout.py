@@ -1,4 +1,5 @@
-"""The fused optimiser takes parameter, gradient and momentum as flat memory: it is for parameters without gaps."""
+"""What the fused optimiser asks for: parameters without gaps, since it takes them, their gradients and momentum as flat
+memory; and momentum for all of them."""
 
 from __future__ import annotations
 
@@ -36,3 +37,25 @@ def test_parameters_with_gaps_learn_as_others_do() -> None:
     assert dense.optimiser.defaults["fused"]
     fit(gaps), fit(dense)
     torch.testing.assert_close(gaps.method.networks[0].weight, dense.method.networks[0].weight)
+
+
+class Sleeper(nn.Module):
+    """A network with a branch that is not used at first, as with stochastic depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.later, self.seen = nn.Linear(64, 10), nn.Linear(64, 10), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        self.seen += self.training
+        return self.always(x) + self.later(x) if self.seen > 2 else self.always(x)  # type: ignore[no-any-return]
+
+
+def test_parameters_may_get_their_first_gradient_late() -> None:
+    plain, data = make_session("cc", epochs=1), small_data()
+    session = build_session(plain.config, data, plain.device, Sleeper)
+    assert session.optimiser.defaults["fused"]
+    before = session.method.networks[0].later.weight.detach().clone()
+    fit(session)
+    assert not torch.equal(before, session.method.networks[0].later.weight), "it was used in the third step"
