@@ -23,7 +23,7 @@ from crosel.data import draw_candidates, load
 from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
 
-STEPS, TURNS = 22, 60  # an epoch of digits has 22 whole batches
+STEPS, TURNS = 21, 60  # an epoch of digits has 21 whole batches
 
 
 def open_session() -> Session:
