@@ -61,18 +61,16 @@ class Session:
         """Made when it is first needed: its import alone takes a second, and prediction does without."""
         t, cuda = self.config.train, self.device.type == "cuda"
         parameters = [p for p in self.method.parameters() if p.requires_grad]
-        # The fused optimiser takes parameter, gradient and momentum as flat memory, and autograd lays a gradient out
-        # like its parameter only where that has no gaps. (On a CPU the mistake would go unnoticed.)
-        dense = all(torch.ops.aten.is_non_overlapping_and_dense(p) for p in parameters)
+        # On a CPU the fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
+        # gradient out like its parameter only where that has no gaps.
+        flat = all(p.is_contiguous() or _channels_last(p) for p in parameters)
         optimiser = torch.optim.SGD(
             parameters,
             # A learning rate on the device can change without a new recording of the step.
             lr=torch.tensor(t.lr, device=self.device) if cuda else t.lr,
-            momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=dense,
+            momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=cuda or flat,
         )  # fmt: skip
-        if (
-            t.momentum
-        ):  # from the start: the fused one fails where some have momentum and others get their first gradient
+        if t.momentum:  # from the start: the fused one fails where some have it and others get their first gradient
             for p in parameters:
                 optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimiser
@@ -148,6 +146,10 @@ class Session:
             saved.state["epoch"], saved.state["step"], saved.state["rows"],
             {name: value.to(self.device) for name, value in sums.items()}, saved.state["seconds"],
         )  # fmt: skip
+
+
+def _channels_last(t: Tensor) -> bool:
+    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
 def candidates_digest(data: Dataset) -> str:
