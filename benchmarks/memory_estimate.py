@@ -1,18 +1,22 @@
 """How good the memory estimate is that is made before training: its parts, beside what torch really took.
 
-    python benchmarks/memory_estimate.py --out results/memory/h200.json
+    python benchmarks/memory_estimate.py --out results/gpu/memory-estimate.json
+    python benchmarks/memory_estimate.py --against results/gpu/memory-estimate.json --out results/gpu/estimate-anew.json
 
 Each case: the session is built, three steps as they come, one recorded and replayed, then the passes without gradient.
 `peak` is the most that tensors took (torch.cuda.max_memory_allocated), `reserved` what torch held of the card for them.
 `needed` is the peak; where steps are recorded it is what was reserved: a recording's memory is not shared. Where they
-are not, torch gives back what it does not use before it runs out. Needs a GPU.
+are not, torch gives back what it does not use before it runs out. The first form needs a GPU. The second makes only the
+estimates anew, on any machine, beside what an earlier record has measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from record import save
 from crosel.candidates import uniform
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.memory import budget, gib
+from crosel.memory import budget, gib, libraries
 from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
 from crosel.train import draw_epoch, finish_epoch
@@ -59,10 +63,12 @@ def random_images(n: int) -> Dataset:
     return make_dataset(x, uniform(y, 10, 0.5, 0), y=y, x_test=x_test, y_test=y_test, classes=10)
 
 
-def open_session(data: Dataset, network: str, batch: int, method: str, path: dict[str, Any]) -> Session:
+def open_session(
+    data: Dataset, network: str, batch: int, method: str, path: dict[str, Any], device: torch.device
+) -> Session:
     train = {"epochs": EPOCHS, "batch_size": batch, **path}
     values = {"source": "memory", "method": {"name": method}, "network": {"name": network}, "train": train}
-    session = build_session(resolve(build_config(values=values), data), data, torch.device("cuda"))
+    session = build_session(resolve(build_config(values=values), data), data, device)
     selected = getattr(session.method, "selected", None)
     if selected is not None:  # as in the middle of a run: all examples are selected
         selected.fill_(True)
@@ -84,7 +90,7 @@ def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     base, started = torch.cuda.memory_allocated(), time.perf_counter()
-    session = open_session(data, network, batch, method, PATHS[path])
+    session = open_session(data, network, batch, method, PATHS[path], torch.device("cuda"))
     estimate = budget(session)
     measured: dict[str, Any] = {"built": torch.cuda.memory_allocated()}
     most()
@@ -108,24 +114,45 @@ def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> 
     }  # fmt: skip
 
 
+def anew(data: Dataset, case: dict[str, Any]) -> dict[str, Any]:
+    """The estimate as it is now for a case that was measured, as if there were a GPU here."""
+    path = PATHS[case["path"]]
+    session = open_session(data, case["network"], case["batch"], case["method"], path, torch.device("cpu"))
+    found, recorded = budget(session), bool(path["cuda_graphs"])
+    total = replace(
+        found, data=found.data + data.x.nbytes, libraries=libraries(session.method, recorded), recorded=recorded
+    ).total
+    same = {name: case[name] for name in ("network", "batch", "method", "path", "needed")}
+    return same | {"estimate": {"total": total}, "estimate_by_needed": round(total / case["needed"], 3), "seconds": 0}
+
+
+def show(case: dict[str, Any]) -> None:
+    print(
+        f"{case['network']:>9} batch {case['batch']:3d} {case['method']:6s} {case['path']:14s} "
+        f"estimate {gib(case['estimate']['total']):>9}, needed {gib(case['needed']):>9}: "
+        f"{case['estimate_by_needed']:.2f} ({case['seconds']} s)",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--against", type=Path, help="a record: estimate its cases anew, measure nothing")
     options = parser.parse_args()
-    data = random_images(options.images)
-    result: dict[str, Any] = {"images": options.images, "cases": []}
-    for network, batch, method, paths in CASES:
-        for path in paths:
-            case = measure(data, network, batch, method, path)
-            result["cases"].append(case)
-            print(
-                f"{network:>9} batch {batch:3d} {method:6s} {path:14s} estimate {gib(case['estimate']['total']):>9}, "
-                f"needed {gib(case['needed']):>9}: {case['estimate_by_needed']:.2f} ({case['seconds']} s)",
-                flush=True,
-            )
-            if options.out:  # after every case: what was measured stays
-                save(result, options.out)
+    record = json.loads(options.against.read_text(encoding="utf-8")) if options.against else {"images": options.images}
+    data = random_images(record["images"])
+    result: dict[str, Any] = {"images": record["images"], "cases": []}
+    if options.against:
+        found = (anew(data, case) for case in record["cases"])
+    else:
+        found = (measure(data, *case[:3], path) for case in CASES for path in case[3])
+    for case in found:
+        result["cases"].append(case)
+        show(case)
+        if options.out:  # after every case: what was measured stays
+            save(result, options.out)
 
 
 if __name__ == "__main__":

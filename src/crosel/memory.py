@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from crosel.methods.base import Method
     from crosel.session import Session
 
-_LIBRARIES = 2**27  # buffers of 32 MiB for each stream: two lanes, as they come and recorded
+_WORKSPACE = 2**26  # what cuBLAS and its like take on each CUDA stream
 _DEVICE_SHARE = 0.6  # of the free device memory that inputs may take before they stay on the host
 # How torch says it in a RuntimeError: on a CPU; in a recording; by cuBLAS and cuDNN, which want memory of their own.
 _OUT_OF = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "unable to find an engine")
@@ -159,18 +159,24 @@ def budget(session: Session) -> Budget:
     if train.bf16:
         outputs, alive = outputs // 2, alive // 2
     on_device = session.train.host is None and cuda  # on a CPU the arrays themselves are used
+    recorded = cuda and train.cuda_graphs and session.world.size == 1
     tables = sum(b.numel() * b.element_size() for b in method.buffers()) - method.candidates.numel()
     return Budget(
         data=(session.data.x.nbytes if on_device else 0) + method.candidates.numel(),
         tables=tables * (2 if train.bad_batches == "skip" else 1),  # a step begins with a copy, to be put back
         networks=_networks(method, train),
-        libraries=_LIBRARIES if cuda else 0,
+        libraries=libraries(method, recorded) if cuda else 0,
         per_example=int(outputs * type(method).passes),
         per_row=alive,
         batch_size=session.batch_size,
         rows=min(train.eval_batch_size, session.data.n),
-        recorded=cuda and train.cuda_graphs and session.world.size == 1,
+        recorded=recorded,
     )
+
+
+def libraries(method: Method, recorded: bool) -> int:
+    """Each network has a stream of its own (`crosel.lanes`); a recording has others."""
+    return _WORKSPACE * len(method.networks) * (2 if recorded else 1)
 
 
 def _networks(method: Method, train: TrainSettings) -> int:
