@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
 SOAK = json.loads((ROOT / "results/soak/soak.json").read_text(encoding="utf-8"))
+GPU = ROOT / "results/gpu"
+KILLS = "test_killed_twice_it_ends_as_an_unbroken_run"
 FAULTS, _, VERSIONS = PAGE.partition("## Versions")
 ROWS = [line.strip().strip("|").split(" | ") for line in FAULTS.splitlines() if re.match(r"\| (?!fault|claim)", line)]
 
@@ -55,3 +58,32 @@ def test_versions_are_those_of_the_record() -> None:
     assert all(row["ok"] and not row["extras"] for row in tried)
     for row in tried:
         assert f"| {row['python']} | {row['torch']} | {row['numpy']} |" in VERSIONS
+
+
+def test_the_trials_on_a_gpu_went_well() -> None:
+    """Of the first round only the kills did not end, for want of time; the second has them."""
+    ended: dict[str, set[str]] = {}
+    for round_ in ("first", "second"):
+        cases = [c for file in (GPU / round_).glob("*.xml") for c in ElementTree.parse(file).iter("testcase")]
+        ended[round_] = {c.attrib["name"] for c in cases if not len(c)}
+        not_well = {c.attrib["name"] for c in cases if len(c)}
+        assert not_well == ({KILLS} if round_ == "first" else set())
+    assert len(ended["first"]) == 37 + 9
+    assert KILLS in ended["second"]
+    here = {name for file in ("test_on_a_gpu.py", "test_gpu_memory.py") for name in _tests_of(file)}
+    assert here == {name.partition("[")[0] for names in ended.values() for name in names}, "all of them were run"
+
+
+def _tests_of(file: str) -> list[str]:
+    return re.findall(r"^def (test_\w+)", (ROOT / "tests/faults" / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_estimates_are_those_of_the_record() -> None:
+    row = next(row for row in ROWS if row[0] == "an estimate that is wrong")
+    measured, anew = (
+        sorted(case["estimate_by_needed"] for case in json.loads((GPU / "second" / name).read_text())["cases"])
+        for name in ("memory-estimate.json", "estimate-anew.json")
+    )
+    assert row[2] == f"{len(measured)} cases"
+    for share in (measured[0], measured[1], measured[-1], anew[0], anew[-1]):
+        assert f"{share:.2f}" in row[3]

@@ -1,0 +1,23 @@
+#!/bin/sh
+# All trials that need a GPU, side by side: they take little of the card. Two minutes.
+#
+#     sh tests/faults/on_a_gpu.sh [OUT] [PYTHON]      # OUT: a folder for the raw output, trials-out unless given
+set -eu
+cd "$(dirname "$0")/../.."
+out=${1:-trials-out} python=${2:-python3}
+mkdir -p "$out"
+export PYTHONPATH="$PWD/src:$PWD/tests:$PWD/tests/faults"
+trial() {  # name, arguments of pytest
+    name=$1
+    shift
+    "$python" -m pytest "$@" -p no:cacheprovider -vv --junitxml "$out/$name.xml" >"$out/$name.log" 2>&1
+}
+nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv,noheader >"$out/gpu.txt"
+trial on_a_gpu tests/faults/test_on_a_gpu.py -k "not killed" & first=$!
+trial kills tests/faults/test_on_a_gpu.py -k killed & second=$!
+trial gpu_memory tests/faults/test_gpu_memory.py & third=$!
+"$python" benchmarks/memory_estimate.py --out "$out/memory-estimate.json" >"$out/memory-estimate.log" 2>&1 & fourth=$!
+failed=0
+for job in $first $second $third $fourth; do wait "$job" || failed=1; done
+tail -n 1 "$out"/*.log
+exit $failed
