@@ -30,7 +30,7 @@ def evaluate_run(
     session = load_run(run, device, trust_code, data_dir=data_dir, needs_data=source is None)
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
-        same = {"test_share": 0.0, "inputs": None, "classes": session.data.classes}
+        same = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
         other = load(source, data_dir, session.config.data.model_copy(update=same))
         if other.shape != session.data.shape:
             raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")

@@ -11,9 +11,10 @@ from hypothesis.extra import numpy as hnp
 
 from crosel import candidates
 from crosel.candidates import parse_rule
-from crosel.data import draw_candidates, full_rule, with_classes_of
+from crosel.data import draw_candidates, full_rule, load, with_classes_of
 from crosel.data.annotate import at_least, top_m, top_p
 from crosel.data.dataset import hold_out, make_dataset
+from crosel.data.settings import DataSettings
 from crosel.data.tree import read_tree
 from crosel.errors import UserError
 
@@ -269,3 +270,17 @@ def test_hold_out():
     for share, wrong in ((0.01, data), (0.1, split), (0.1, make_dataset(X, np.ones((3, 2))))):
         with pytest.raises(UserError, match=r"setting 'data\.test_share'"):
             hold_out(wrong, share, 0)
+
+
+def test_training_examples_in_the_place_of_the_test_set():
+    """The test set is out of sight while settings are chosen, and what is held out comes from the training set."""
+    own, without = load("digits"), load("digits", settings=DataSettings(own_test=False))
+    assert without.x_test is None
+    assert without.y_test is None
+    assert np.array_equal(without.x, own.x)
+    chosen_by = load("digits", settings=DataSettings(own_test=False, test_share=0.25))
+    assert len(chosen_by.x) + len(chosen_by.x_test) == len(own.x)
+    known = {image.tobytes() for image in own.x}
+    assert all(image.tobytes() in known for image in chosen_by.x_test)
+    with pytest.raises(UserError, match=r"own; to hold out .* add --set data\.own_test=false"):
+        load("digits", settings=DataSettings(test_share=0.25))

@@ -218,7 +218,10 @@ def _count_classes(sets: Any, votes: Any, scores: Any, y: Any, place: str) -> in
 def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     """Move a share of the examples to the test set; the same ones for a seed, on every machine."""
     if data.x_test is not None:
-        raise UserError("setting 'data.test_share': this data has a test set of its own")
+        raise UserError(
+            "setting 'data.test_share': this data has a test set of its own; to hold out training examples in its "
+            "place, add --set data.own_test=false"
+        )
     if data.y is None:
         raise UserError("setting 'data.test_share': a test set needs true labels, which this data does not have")
     order = np.random.Philox(np.random.SeedSequence(seed)).random_raw(data.n).argsort(kind="stable")

@@ -14,7 +14,7 @@ Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
 
 
 class DataSettings(BaseModel):
-    """How files become a dataset. None of it matters for digits, cifar10, cifar100 and svhn but the test share."""
+    """How files become a dataset. For digits, cifar10, cifar100 and svhn, only what is said of test sets matters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     image_size: int = Field(32, ge=1, le=2048, description="images are resized to this many pixels each way")
@@ -25,6 +25,7 @@ class DataSettings(BaseModel):
     format: Format = Field("auto", description="what a csv file holds, where its header does not tell")
     separator: str = Field("|", min_length=1, max_length=8, description="what stands between the labels of a csv cell")
     choices: str | None = Field(None, description="Label Studio: name of the choices that are the labels, of several")
+    own_test: bool = Field(True, description="false: leave the data's own test set alone, as when choosing settings")
     test_share: float = Field(0, ge=0, lt=1, description="share held out for testing, for data without a test set")
     split_seed: int = Field(0, ge=0, lt=2**63, description="decides which examples are held out")
     cache: bool = Field(True, description="keep decoded images in .crosel-cache beside the file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
@@ -71,6 +72,8 @@ def load(
     source = locate(source, data_dir)
     try:
         data = NAMED[source](data_dir) if source in NAMED else _read(source, settings, progress)
+        if not settings.own_test:
+            data = replace(data, x_test=None, y_test=None)
         return hold_out(data, settings.test_share, settings.split_seed) if settings.test_share else data
     except OSError as error:
         what = error.strerror or one_line(error)
