@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import scipy.io
 from _files import png_bomb
+from _published import as_published
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -267,6 +268,72 @@ def test_mat_of_anything(arrays):
     except Exception:
         return  # MATLAB has no such arrays
     assert outcome(written("d.mat", stream.getvalue()))
+
+
+# --- the pickles of CIFAR -----------------------------------------------------------------------------------------
+
+PIXELS = np.zeros((2, 3072), np.uint8)
+BATCH = {b"data": PIXELS, b"labels": [0, 1], b"fine_labels": [0, 1], b"coarse_labels": [0, 1]}
+CIFAR_NAMES = {b"label_names": [b"a", b"b"], b"fine_label_names": [b"a", b"b"], b"coarse_label_names": [b"a", b"b"]}
+PUBLISHED = {True: as_published(CIFAR_NAMES), False: as_published(BATCH)}
+CIFAR = {
+    "cifar10": ("batches.meta", [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]),
+    "cifar100": ("meta", ["train", "test"]),
+}
+
+
+def cifar(kind: str, file: str | None = None, content: bytes = b"") -> Path:
+    """A folder as published, small, with one file of other content."""
+    root, (meta, batches) = folder() / kind, CIFAR[kind]
+    root.mkdir(exist_ok=True)
+    for name in [meta, *batches]:
+        (root / name).write_bytes(content if name == file else PUBLISHED["meta" in name])
+    return root
+
+
+CIFAR_FILES = [("cifar10", "data_batch_1"), ("cifar10", "batches.meta"), ("cifar100", "train"), ("cifar100", "meta")]
+PICKLED = st.sampled_from([
+    PIXELS, np.zeros((1, 3072), np.uint8), np.zeros(3072, np.uint8), np.zeros((2, 0), np.uint8), [0], [0, 1], [0, -1],
+    [0, 2**40], [0, 2**80], [0, 1.5], [0, None], [[0], [1, 2]], [True, False], {}, {1: 2}, None, 3, b"a", [b"a", b"b"],
+    [b"a", b"a"], [b"\xff", b"b"], [b"a\nb", b"c"], [b"", b"b"], [b"x" * 2000, b"y"], (0, 1), [np.array([1], "u1")] * 2,
+])  # fmt: skip
+PIECES = st.sampled_from([
+    b"(", b"}", b"]", b")", b"t", b"\x85", b"a", b"e", b"s", b"u", b"d", b"l", b"0", b"2", b"N",
+    b"K\x02", b"q\x01", b"h\x01",
+    b"j\xff\xff\xff\x7f", b"r\xff\xff\xff\x7f", b"R", b"b", b"\x81", b"o", b"i", b"cnumpy\nndarray\n",
+    b"cnumpy\ndtype\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"U\x02u1", b"U\x04data", b"U\x06labels",
+    b"T\xff\xff\xff\x7f", b"P1\n",
+    b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f", b"cos\nsystem\n", b"Q", b"\x8a\x01\x05", b"I5\n", b"F1e999\n", b".",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CIFAR)
+def test_good_folders_are_read(kind):
+    assert outcome(cifar(kind)) == "dataset"
+
+
+@pytest.mark.parametrize(("kind", "file"), CIFAR_FILES)
+@given(st.dictionaries(st.sampled_from([*BATCH, *CIFAR_NAMES, b"\xff", 3]), PICKLED, max_size=4))
+@settings(FUZZ, max_examples=60)
+def test_pickles_of_anything(kind, file, content):
+    assert outcome(cifar(kind, file, as_published({**(CIFAR_NAMES if "meta" in file else BATCH), **content})))
+
+
+@given(st.binary(max_size=60) | st.lists(PIECES, max_size=25).map(lambda parts: b"\x80\x02" + b"".join(parts) + b"."))
+@settings(FUZZ, max_examples=250)
+def test_pickles_of_any_bytes(content):
+    assert outcome(cifar("cifar100", "meta", content))
+
+
+@pytest.mark.parametrize("file", ["train", "meta"])
+def test_damaged_pickles(file):
+    content = PUBLISHED["meta" in file]
+    rng = random.Random(file)
+    places = [at for at in range(len(content)) if content[at]]  # pixels are zeros; what is to be told is not
+    for at in rng.sample(places, min(len(places), 80)):
+        found = outcome(cifar("cifar100", file, content[:at]))
+        assert found != "dataset"
+        assert outcome(cifar("cifar100", file, content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :]))
 
 
 # --- bombs --------------------------------------------------------------------------------------------------------

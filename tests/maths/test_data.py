@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import resource
 import struct
 from collections import Counter
 from pathlib import Path
@@ -535,6 +536,25 @@ def test_pickles_cannot_ask_for_endless_memory(tmp_path):
         read_pickle(path)
 
 
+def test_a_memo_of_any_length_takes_no_memory(tmp_path):
+    """A place in the memo is a number that the file chooses: as an array, it would be 32 GiB."""
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert read_pickle(path) == {}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+
+
+def test_pickles_change_no_type_of_numpy(tmp_path):
+    """Asked without a copy, numpy gives its own type away, whose byte order could then be set for all arrays."""
+    path = tmp_path / "data_batch_1"
+    turned = b"K\x03U\x01>NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    path.write_bytes(b"\x80\x02}U\x01acnumpy\ndtype\nU\x02i8\x85R(" + turned + b"s.")
+    with pytest.raises(UserError, match="numbers that are no bytes"):
+        read_pickle(path)
+    assert np.dtype("i8").isnative
+
+
 def test_truncated_and_damaged_pickles(tmp_path):
     path = tmp_path / "data_batch_1"
     whole = as_published({b"data": np.zeros((2, 8), np.uint8), b"labels": [1, 2]})
@@ -619,9 +639,12 @@ CIFAR_DAMAGE = {
     "no labels": ({b"data": np.zeros((4, 3072), np.uint8)}, r"no images \('data'\) or labels \('labels'\)"),
     "no images": ({b"labels": [0] * 4}, r"no images \('data'\)"),
     "other size": ({b"data": np.zeros((4, 768), np.uint8), b"labels": [0] * 4}, r"no images \('data'\)"),
-    "other type": ({b"data": np.zeros((4, 3072), np.int16), b"labels": [0] * 4}, r"no images \('data'\)"),
+    "other type": ({b"data": np.zeros((4, 3072), np.int16), b"labels": [0] * 4}, "numbers that are no bytes"),
     "a list": ({b"data": [0] * 3072, b"labels": [0]}, r"no images \('data'\)"),
-    "lengths": ({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, "20 examples, but y has 19"),
+    "lengths": ({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, "data_batch_3: 'labels' is no list"),
+    "labels in lists": ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [[1], [1, 2]]}, "'labels' is no list"),
+    "no list of labels": ({b"data": np.zeros((2, 3072), np.uint8), b"labels": None}, "'labels' is no list"),
+    "a key": ({b"\xff": 1}, "data_batch_3: not a CIFAR file"),
     "label": ({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0, 0, 10, 0]}, "label 10 of example 10 is outside"),
 }
 
@@ -651,10 +674,11 @@ def test_missing_cifar10_file(name, tmp_path):
     [
         ("meta", {b"names": []}),
         ("meta", {b"fine_label_names": [1, 2, 3]}),
+        ("meta", {b"fine_label_names": [b"\xff"] * 100}),
         ("train", {b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [0]}),
         ("train", {b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [100], b"coarse_labels": [0]}),
     ],
-    ids=["no names", "names that are numbers", "no coarse labels", "label 100"],
+    ids=["no names", "names that are numbers", "names that are no text", "no coarse labels", "label 100"],
 )
 def test_damaged_cifar100(file, content, tmp_path):
     folder = tmp_path / "cifar-100-python"

@@ -10,6 +10,7 @@ import numpy as np
 
 from crosel.data.dataset import Dataset, as_labels, make_dataset
 from crosel.data.pickles import read_pickle
+from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
 
 
@@ -20,14 +21,26 @@ def _read(folder: Path, files: Sequence[str], label: str) -> tuple[Any, Any, lis
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3072,) or label not in part:
             raise UserError(f"{folder / name}: no images ('data') or labels ('{label}') as in the published file")
     images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return images, np.concatenate([np.asarray(part[label]) for part in parts]), parts
+    labels = [_labels(part, label, folder / name) for name, part in zip(files, parts, strict=True)]
+    return images, np.concatenate(labels), parts
+
+
+def _labels(part: dict[str, Any], key: str, place: Path) -> Any:
+    """One whole number for each image; `as_labels` sees to it, later, that it is one of the classes."""
+    labels = part[key]
+    if not isinstance(labels, list) or len(labels) != len(part["data"]) or not all(type(y) is int for y in labels):
+        raise UserError(f"{place}: '{key}' is no list of one whole number for each image, as in the published file")
+    return as_labels(labels, 2**31, f"{place}: {key}")
 
 
 def _names(folder: Path, file: str, key: str) -> list[str]:
     names = read_pickle(folder / file).get(key)
-    if not isinstance(names, list) or not all(isinstance(n, bytes) for n in names):
-        raise UserError(f"{folder / file}: no class names ('{key}') as in the published file")
-    return [name.decode() for name in names]
+    try:
+        if isinstance(names, list) and names:
+            return [label_name(bytes.decode(name)) for name in names]
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"{folder / file}: no class names ('{key}') as in the published file")
 
 
 def read_cifar10(folder: Path) -> Dataset:
@@ -53,10 +66,9 @@ def read_cifar100(folder: Path, coarse: bool = False) -> Dataset:
 
 def _superclasses(folder: Path, part: dict[str, Any]) -> tuple[int, ...]:
     place = folder / "train"
-    fine = as_labels(part["fine_labels"], 100, f"{place}: fine_labels")
-    coarse = part.get("coarse_labels")
-    if not isinstance(coarse, list) or len(coarse) != len(fine):
+    if "coarse_labels" not in part:
         raise UserError(f"{place}: no 'coarse_labels' as in the published file")
+    fine, coarse = (_labels(part, key, place) for key in ("fine_labels", "coarse_labels"))
     groups = np.zeros(100, dtype=int)
-    groups[fine] = as_labels(coarse, 20, f"{place}: coarse_labels")
+    groups[as_labels(fine, 100, f"{place}: fine_labels")] = as_labels(coarse, 20, f"{place}: coarse_labels")
     return tuple(int(group) for group in groups)
