@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,10 +132,39 @@ def test_convert_with_a_share_held_out(tmp_path, share):
     assert len(read(tmp_path / "d.npz").x_test) == 5
 
 
+VOTES = "task,worker,label,f\na,x,cat,1\na,y,dog,1\na,z,cat,1\na,w,fox,1\nb,x,dog,2\n"
+SCORES = "id,cat,dog,fox\na,5,3,2\nb,0,4,0\n"
+TREE = "pet: [cat, dog]\nwild: [fox]\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "rule", "weights"),
+    [
+        (VOTES, None, [[0.5, 0.25, 0.25], [0, 1, 0]]),
+        (VOTES, "votes:min=2", [[0.5, 0, 0], [0, 1, 0]]),
+        (VOTES, "top-m:m=2", [[0.5, 0.25, 0], [0.0, 1, 0]]),
+        (SCORES, "top-p:p=0.8", [[0.5, 0.3, 0], [0, 1, 0]]),
+        (SCORES.replace("5,3,2", "-5,3,2"), "top-m:m=1", None),
+        (VOTES.replace("dog", "pet"), "tree:file=t.yaml", [[0.625, 0.125, 0.25], [0.5, 0.5, 0]]),
+    ],
+    ids=["union", "at least two", "top of votes", "top of scores", "scores below 0", "coarse votes"],
+)
+def test_what_votes_and_scores_say_is_kept_as_weights(tmp_path, monkeypatch, content, rule, weights):
+    monkeypatch.chdir(tmp_path)
+    put(Path("s.csv"), content)
+    put(Path("t.yaml"), TREE)
+    inputs = put(Path("x.csv"), "id,f\na,1\nb,2\n") if content.startswith("id") else None
+    convert("s.csv", Path("d.npz"), rule, settings=DataSettings(inputs=None if inputs is None else str(inputs)))
+    data = read(Path("d.npz"))
+    assert data.classes == ("cat", "dog", "fox")
+    found = None if data.weights is None else data.weights.tolist()
+    assert found == (None if weights is None else [pytest.approx(row) for row in weights])
+
+
 def test_convert_refuses(tmp_path):
     with pytest.raises(UserError, match=r"the native file is an \.npz"):
         convert("digits", tmp_path / "d.csv", "uniform:q=0.3")
-    with pytest.raises(UserError, match="say how to draw candidate sets"):
+    with pytest.raises(UserError, match=r"say how to draw candidate sets: .*--rule uniform:q=0.3"):
         convert("digits", tmp_path / "d.npz")
     with pytest.raises(UserError, match="the folder is not there"):
         convert("digits", tmp_path / "none" / "d.npz", "uniform:q=0.3")

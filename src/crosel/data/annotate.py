@@ -101,6 +101,28 @@ def with_classes_of(data: Dataset, rule: str | None) -> Dataset:
     return to_leaves(data, read_tree(Path(parsed.file)))
 
 
+def _hint(rule: str) -> str:
+    return f"--candidates {rule} (crosel candidates: --rule {rule})"
+
+
+def with_weights(data: Dataset, rule: str | None) -> Dataset:
+    """Return the data with what its votes or scores say of each label, as shares of an example's sum.
+
+    `draw_candidates` leaves of them what is inside the sets. Scores below 0 without a temperature are no shares.
+    """
+    parsed = parse_rule(rule or "union")
+    if data.candidates is not None or data.weights is not None or parsed.name not in (*FROM_ANNOTATION, "tree"):
+        return data
+    ranked = data.scores is not None and parsed.name in ("top-m", "top-p")
+    table, temperature = (data.scores, parsed.values.get("temperature", 0.0)) if ranked else (data.votes, 0.0)
+    if table is None or (not temperature and bool((table < 0).any())):
+        return data
+    weights = np.empty(table.shape, dtype=np.float32)
+    for rows in row_chunks(*table.shape):
+        weights[rows] = probabilities(table[rows], temperature)
+    return replace(data, weights=weights)
+
+
 def draw_candidates(data: Dataset, rule: str | None, seed: int) -> Dataset:
     """Return the data with candidate sets. Without a rule, votes become the union of what anyone chose."""
     if rule is None:
@@ -109,8 +131,8 @@ def draw_candidates(data: Dataset, rule: str | None, seed: int) -> Dataset:
         if data.votes is not None:
             return _from_annotation(data, Rule("union", {}))
         if data.scores is not None:
-            raise UserError("this data has scores; say how they become candidate sets: --candidates top-p:p=0.9")
-        raise UserError("this data has plain labels; say how to draw candidate sets: --candidates uniform:q=0.3")
+            raise UserError("this data has scores; say how they become candidate sets: " + _hint("top-p:p=0.9"))
+        raise UserError("this data has plain labels; say how to draw candidate sets: " + _hint("uniform:q=0.3"))
     parsed = parse_rule(rule)
     if parsed.name == "tree":
         return with_classes_of(data, rule)
@@ -129,4 +151,5 @@ def _from_annotation(data: Dataset, rule: Rule) -> Dataset:
     empty = np.flatnonzero(~sets.any(axis=1))
     if len(empty):
         raise UserError(f"nobody voted on example {data.example_id(int(empty[0]))!r} ({len(empty)} such); leave it out")
-    return replace(data, candidates=sets)
+    weights = None if data.weights is None else np.where(sets, data.weights, np.float32(0))
+    return replace(data, candidates=sets, weights=weights)

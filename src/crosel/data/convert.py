@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.annotate import draw_candidates
+from crosel.data.annotate import draw_candidates, with_weights
 from crosel.data.dataset import Array, Dataset
 from crosel.data.settings import DataSettings, Progress
 from crosel.data.sources import load
@@ -24,7 +24,7 @@ def _outside(x: Array) -> Array:
 
 
 def write_npz(data: Dataset, out: Path) -> None:
-    """Write everything that training needs; votes and scores have become candidate sets."""
+    """Write everything that training needs; votes and scores have become candidate sets and weights."""
     arrays: dict[str, Any] = {
         "x": _outside(data.x), "candidates": data.candidates, "classes": np.array(data.classes), "y": data.y,
         "x_test": None if data.x_test is None else _outside(data.x_test), "y_test": data.y_test,
@@ -51,7 +51,7 @@ def convert(
         raise UserError(f"{out}: the native file is an .npz; give it this ending")
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise UserError(f"{out}: this is the source itself; choose another name")
-    data = draw_candidates(load(source, data_dir, settings, progress), rule, seed)
+    data = draw_candidates(with_weights(load(source, data_dir, settings, progress), rule), rule, seed)
     summary = summarise(data)
     write_npz(data, out)
     return summary
