@@ -87,8 +87,9 @@ def diverged(session: Session, epoch: int, what: str, step: int | None = None) -
     rows = _batch(session, step)
     ids = [session.data.example_id(int(row)) for row in rows]
     more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+    saved = "the last checkpoint is good" if epoch > 1 else "no epoch has been saved yet"
     error = Diverged(
-        f"{what} at step {step + 1} of {session.steps} of epoch {epoch}; the last checkpoint is good. Likely cause: "
+        f"{what} at step {step + 1} of {session.steps} of epoch {epoch}; {saved}. Likely cause: "
         f"{_likely_cause(session, rows)}; or leave such batches out (--set train.bad_batches=skip). "
         f"Examples in the batch: {', '.join(ids[:_SHOWN_IDS])}{more}"
     )

@@ -22,7 +22,7 @@ from crosel.cells import csv_line
 from crosel.data.dataset import Array, as_inputs
 from crosel.data.images import read_images
 from crosel.data.inputs import list_images
-from crosel.data.limits import one_line, shown
+from crosel.data.limits import check_plain, one_line, shown
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, parse_json, read_lines
@@ -91,6 +91,7 @@ def open_inputs(path: Path, shape: tuple[int, ...]) -> Iterator[Chunk]:
             return
         if not path.exists():
             raise UserError(f"{path}: no such file")
+        check_plain(path)
         suffix = path.suffix.lower()
         if suffix == ".npz":
             yield from _npz(path, form)

@@ -132,11 +132,12 @@ def test_no_true_label_is_within_reach_unless_asked_for(here: Here, source: Path
 
 
 def test_a_failing_trial_is_reported_and_the_rest_go_on(here: Here, source: Path, tmp_path: Path) -> None:
-    space = {"method.view": ["weak"], "train.batch_size": [32], "network.name": ["wrn-7-1", "small-cnn"]}
+    space = {"method.view": ["weak"], "train.batch_size": [32], "network.name": ["=wrn-7-1", "small-cnn"]}
     found = search_suite(suite(source, space, trials=4), tmp_path, on="here", device="cpu", jobs=4)
     failed = [trial for trial in found.trials if trial.score is None]
     assert 0 < len(failed) < 4
-    assert all("depth" in trial.line for trial in failed)
+    assert all("=wrn-7-1" in trial.line for trial in failed)
+    assert ",'=wrn-7-1\n" in found.table.read_text()  # a name that a spreadsheet would run
     assert found.trials[0].score is not None
 
 

@@ -6,6 +6,7 @@ import atexit
 import functools
 import io
 import json
+import os
 import random
 import resource
 import shutil
@@ -27,6 +28,7 @@ from PIL import Image
 from crosel.data import Dataset, DataSettings, draw_candidates, load
 from crosel.data.tree import read_tree
 from crosel.errors import UserError
+from crosel.predict import open_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -366,6 +368,32 @@ def test_bombs_behind_paths():
         text = outcome(written("d.csv", content.encode()))
         assert "d.csv, line 2, column" in text
         assert "limit of Pillow" in text
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.jsonl", "d.json", "d.npz", "d.mat", "inputs", "image", "batch"])
+def test_pipes_are_refused_and_not_waited_for(name, tmp_path):
+    """Opening a pipe without a writer waits for ever; a list from a stranger may name one."""
+    path = tmp_path / "d.csv"
+    pipe = {"inputs": "p.csv", "image": "p.png", "batch": "train"}.get(name, name)
+    os.mkfifo(tmp_path / pipe)
+    if name == "batch":
+        shutil.copytree(cifar("cifar100"), tmp_path / "c")
+        (tmp_path / "c" / "test").unlink()
+        (tmp_path / "c" / "test").symlink_to(tmp_path / pipe)
+        path = tmp_path / "c"
+    elif name in ("inputs", "image"):
+        path.write_text("path,candidates\np.png,a|b\n" if name == "image" else "task,worker,label\n1,w,a\n")
+    else:
+        path = tmp_path / name
+    options = {"inputs": str(tmp_path / pipe)} if name == "inputs" else {}
+    assert "not a plain file" in outcome(path, **options)
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.jsonl", "d.npz"])
+def test_pipes_are_not_predicted(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="not a plain file"):
+        next(open_inputs(tmp_path / name, (1, 4, 4)))
 
 
 # --- class trees --------------------------------------------------------------------------------------------------

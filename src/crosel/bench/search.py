@@ -7,9 +7,7 @@ true labels into the second file. The study is a journal in the bench's folder: 
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +23,7 @@ from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options
 from crosel.bench.space import ORACLE, Range, Search
 from crosel.bench.suite import Cell, Choice, Part, Suite, expand
+from crosel.cells import csv_line
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.convert import write_npz
 from crosel.errors import UserError
@@ -251,13 +250,12 @@ def _write(
         settings = {name: json.loads(_as_json(value)) for name, value in trial.params.items()}
         trials.append(Trial(trial.number, trial.value, settings, lines.get(trial.number, "")))
     trials.sort(key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.number))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["trial", score, *search.space])
+    table = [csv_line(["trial", score, *search.space])]
     for trial in trials:
         shown = "" if trial.score is None else f"{trial.score:.6f}"
-        table.writerow([trial.number, shown, *(_as_json(trial.settings.get(name)) for name in search.space)])
-    atomic_write(out / TABLE, text.getvalue())
+        values = (_as_json(trial.settings.get(name)) for name in search.space)
+        table.append(csv_line([str(trial.number), shown, *values]))
+    atomic_write(out / TABLE, b"".join(table))
     best = trials[0] if trials and trials[0].score is not None else None
     if best is not None:
         atomic_write(out / BEST, _best_yaml(plan, best, score))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import warnings
 from collections.abc import Sequence
@@ -49,6 +50,9 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
     Image = _pillow()
     side = settings.image_size
     try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError("not a plain file")  # a pipe would keep us waiting for ever
         with Image.open(path) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62):
                 raise ValueError(f"{image.width} x {image.height} pixels, more than the limit of Pillow")

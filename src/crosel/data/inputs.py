@@ -12,7 +12,7 @@ import numpy as np
 
 from crosel.data.dataset import Array
 from crosel.data.images import SUFFIXES, read_images
-from crosel.data.limits import shown
+from crosel.data.limits import check_plain, shown
 from crosel.data.settings import DataSettings, Progress
 from crosel.data.table import Table, check_ids, image_path, image_root, optional_labels, split_rows, table_inputs
 from crosel.errors import UserError
@@ -53,6 +53,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: Prog
         return Inputs(read_images(images, settings, None, path, progress), ids)
     if not path.exists():
         raise UserError(f"{path}: no such file")
+    check_plain(path)
     suffix = path.suffix.lower()
     if suffix == ".npz":
         from crosel.data.npz import read_npz_inputs

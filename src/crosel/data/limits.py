@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from pathlib import Path
 
 from crosel.errors import UserError
 
@@ -33,6 +34,12 @@ def check_bytes(count: int, what: str, place: object) -> None:
             f"{place}: {what} would take {count / 2**30:.1f} GiB of memory, more than the bound of "
             f"{bound / 2**30:.1f} GiB (CROSEL_MEMORY_GB sets it)"
         )
+
+
+def check_plain(path: Path) -> None:
+    """Refuse pipes and devices, which may keep a reader waiting for ever or have no end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a plain file; pipes and devices are not read")
 
 
 def shown(value: object, limit: int = 60) -> str:

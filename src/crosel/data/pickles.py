@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.limits import check_bytes, one_line, shown
+from crosel.data.limits import check_bytes, check_plain, one_line, shown
 from crosel.errors import UserError
 
 
@@ -66,6 +66,7 @@ def _text(key: Any) -> str:
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """Return the dictionary in a published CIFAR file, with text keys."""
+    check_plain(path)
     try:
         check_bytes(2 * path.stat().st_size, "its content", path)
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
-from crosel.data.limits import one_line
+from crosel.data.limits import check_plain, one_line
 from crosel.data.settings import DataSettings, Progress
 from crosel.errors import UserError, did_you_mean
 
@@ -90,6 +90,7 @@ def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dat
         )
     if path.is_dir():
         return _read_folder(path, settings, progress)
+    check_plain(path)
     suffix = path.suffix.lower()
     if suffix == ".npz":
         from crosel.data.npz import read_npz
