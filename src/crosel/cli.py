@@ -160,11 +160,15 @@ def labels(
     """The training set's labels, cleaned."""
     from collections import Counter
 
+    from crosel.files import keep_apart
     from crosel.labels import LabelStudio, label_table, write_labels, write_outside
     from crosel.run import load_run
     from crosel.session import pick_device
 
-    table = label_table(load_run(run, pick_device(device), trust_code, data_dir=data), outside_gamma)
+    session = load_run(run, pick_device(device), trust_code, data_dir=data)
+    ours = (run / f"{name}.npz" for name in ("candidates", "selection", "predictions"))
+    keep_apart(out, session.config.source, session.config.data.inputs, tasks, *ours)
+    table = label_table(session, outside_gamma)
     if only_outside:
         typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the truth: {out}")
         return

@@ -40,6 +40,13 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {remedy}") from None
 
 
+def keep_apart(out: Path, *sources: Path | str | None) -> None:
+    """Refuse to write over what is read."""
+    for source in sources:
+        if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
+            raise UserError(f"{out}: this is the source itself; choose another name")
+
+
 def make_folder(path: Path) -> None:
     with disk_errors(path):
         if path.exists() and not path.is_dir():

@@ -27,7 +27,7 @@ from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, parse_json, read_lines
 from crosel.errors import UserError
-from crosel.files import atomic_write_with
+from crosel.files import atomic_write_with, keep_apart
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks
@@ -329,6 +329,7 @@ def predict_file(
     """Write id, label and probability of the `top` labels, chunk by chunk, to csv or jsonl; return how many."""
     if out.suffix not in (".csv", ".jsonl"):
         raise UserError(f"{out}: predictions are written as .csv or .jsonl; give the file one of these endings")
+    keep_apart(out, source)
     session = load_run(run, device, trust_code, needs_data=False)
     top = min(top, len(session.data.classes))
     line = _csv_row if out.suffix == ".csv" else _json_row

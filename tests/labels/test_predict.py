@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from _support import CroselCli, TinyRun, small_arrays
 
 from crosel import predict
+from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.predict import open_inputs, predict_file
 
@@ -211,3 +213,24 @@ def test_predict_by_the_command_line(tiny_run: TinyRun, images: Path, tmp_path, 
     assert refused.code == 2
     assert refused.err.count("\n") == 1
     assert "bad.csv, line 1: there is no column 'path'" in refused.err
+
+
+def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run.path, run)
+    tasks, listed = tmp_path / "export.json", tmp_path / "list.csv"
+    tasks.write_text("[]")
+    listed.write_bytes((images / "list.csv").read_bytes())
+    (tmp_path / "link.csv").symlink_to(listed)
+    source = Path(build_config(file=run / "config.yaml").source)
+    for command in (
+        ("predict", run, listed, "--out", tmp_path / "link.csv"),
+        ("labels", run, "--out", tasks, "--tasks", tasks),
+        ("labels", run, "--out", run / "candidates.npz"),
+        ("labels", run, "--out", source),
+    ):
+        before = command[-1].read_bytes()
+        refused = crosel_cli(*command)
+        assert refused.code == 2
+        assert "this is the source itself" in refused.err
+        assert command[-1].read_bytes() == before

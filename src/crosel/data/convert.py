@@ -13,7 +13,7 @@ from crosel.data.settings import DataSettings, Progress
 from crosel.data.sources import load
 from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
-from crosel.files import atomic_write_with
+from crosel.files import atomic_write_with, keep_apart
 
 __all__ = ["Summary", "convert", "summarise", "write_npz"]
 
@@ -49,8 +49,7 @@ def convert(
     """Read a source, make its candidate sets by the rule, write them to `out` (npz), and say what they look like."""
     if out.suffix != ".npz":
         raise UserError(f"{out}: the native file is an .npz; give it this ending")
-    if out.exists() and Path(source).exists() and out.samefile(source):
-        raise UserError(f"{out}: this is the source itself; choose another name")
+    keep_apart(out, source, settings.inputs if settings else None)
     data = draw_candidates(with_weights(load(source, data_dir, settings, progress), rule), rule, seed)
     summary = summarise(data)
     write_npz(data, out)
