@@ -11,23 +11,20 @@ networks in one step, so its time a network is half of that.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from record import save
 from torch.utils.flop_counter import FlopCounterMode
 
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import make_dataset
-from crosel.files import atomic_write
-from crosel.run import environment
 from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
 from crosel.train import finish_epoch
@@ -204,9 +201,7 @@ def main() -> None:
     data, ceiling = images(options.data, options.images), matrix_rate(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores"
     result: dict[str, Any] = {
-        **environment(["python", *sys.argv]), "device": name,
-        "data": "cifar10" if options.data else "random",
-        "matrix_tflops": ceiling, "cases": [],
+        "device": name, "data": "cifar10" if options.data else "random", "matrix_tflops": ceiling, "cases": [],
     }  # fmt: skip
     print(f"{name}: {ceiling:.0f} TFLOP/s in a matrix product")
     for case in CASES:
@@ -218,7 +213,7 @@ def main() -> None:
         both = not (options.no_plain and options.no_plain in name)
         result["cases"].append(measure(data, case, ceiling, device, options.repeats, both))
         show(result["cases"][-1])
-        atomic_write(options.out, json.dumps(result, indent=1).encode())
+        save(result, options.out)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@
 
 Autocast casts each weight in each pass, casts each of its gradients back, and autograd adds the passes up one by one:
 in CroSel's step of two WRN-28-2 some 460 kernels that compute next to nothing. Here it is a dozen for lists of tensors,
-with the same bits: gradients are added in float32, the last pass first, as autograd does. A large weight is left to
-autocast: it costs its bytes, not its number of kernels, and those are moved beside the convolutions of the other lane.
+with the same bits: gradients are added in float32, the last pass first, as autograd does.
 
 Every use is a leaf of its own in autograd's graph, so that the gradients of two passes never meet in bfloat16. The
 casts live as long as the object, and each step fills them anew: whatever changed the weights in between is seen.
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_LARGE = 2**18  # values; all weights of a WRN-28-2 are smaller
 _active = threading.local()
 
 
@@ -50,9 +48,7 @@ class Linear(nn.Linear):
 class SharedCasts:
     def __init__(self, method: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         layers = (module for module in method.modules() if isinstance(module, Conv2d | Linear))
-        wanted = [
-            p for layer in layers for p in layer.parameters(recurse=False) if p.requires_grad and p.numel() < _LARGE
-        ]
+        wanted = [p for layer in layers for p in layer.parameters(recurse=False) if p.requires_grad]
         self._casts: dict[Tensor, Tensor] = {p: torch.empty_like(p, dtype=dtype, requires_grad=False) for p in wanted}
         self._uses: list[tuple[Tensor, Tensor]] = []
 
@@ -70,7 +66,7 @@ class SharedCasts:
 
     def use(self, parameter: Tensor) -> Tensor:
         value = self._casts.get(parameter, parameter)
-        if not (parameter.requires_grad and torch.is_grad_enabled()) or parameter.numel() >= _LARGE:
+        if not (parameter.requires_grad and torch.is_grad_enabled()):
             return value
         leaf = value.detach().requires_grad_()
         self._uses.append((parameter, leaf))

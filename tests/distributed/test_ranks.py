@@ -177,6 +177,20 @@ def test_batch_norm_is_averaged_or_synchronised(launch: Launch, tmp_path: Path) 
         assert any(not torch.allclose(apart[name], one[name], rtol=1e-6) for name in statistics)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_with_batch_norm_too_all_ranks_hold_the_same_state(launch: Launch, tmp_path: Path, size: int) -> None:
+    cases = {tmp_path / name: {"method": name, "settings": EARLY.get(name, []), "norm": True} for name in methods()}
+    for out in cases:
+        out.mkdir()
+    codes = launch(size, "many_trainings", tmp_path, cases=[{"out": str(out), **case} for out, case in cases.items()])
+    assert codes == [0] * size, logs(tmp_path)
+    for out in cases:
+        assert any(name.endswith("running_mean") for name in state(out))
+        for epoch in (1, 2, 3):
+            for rank in range(1, size):
+                assert_same(state(out, rank, epoch), state(out, 0, epoch))
+
+
 # --- stopping, going on -------------------------------------------------------------------------------------------
 
 
