@@ -65,8 +65,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     method : name of the method; `crosel info` lists them.
     epochs, batch_size : passes over the training set; examples in a step.
     lr : learning rate at the start; None for the default of `crosel train`.
-    network : "auto", "mlp", "small-cnn", "wrn-DEPTH-WIDTH", "module:factory", or a factory of your own, called as
-        `factory(classes=k, shape=shape)`, with shape (d,) or (channels, height, width), for a `torch.nn.Module`.
+    network : "auto", "mlp", "small-cnn", "resnet-18", "wrn-DEPTH-WIDTH", "module:factory", or a factory of your own,
+        called as `factory(classes=k, shape=shape)`, with shape (d,) or (channels, height, width), for a torch module.
     method_settings, train_settings, augment_settings, network_settings : dicts of further settings, named as in
         `--set`: `train_settings={"weight_decay": 5e-4}`, `augment_settings={"flip": False}`.
     classes : all labels, in order, where the data cannot tell: names for the columns of a matrix, or labels that

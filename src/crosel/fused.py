@@ -8,13 +8,21 @@ narrow network each of them costs more to start than to run. Here one kernel add
 moments, a second one normalises and cuts off below zero; backwards likewise. Sums are float32 in a fixed order, so
 that the same inputs give the same bits. Where there is no Triton, or no CUDA, or another layout, the same functions
 call PyTorch's batch norm: they compute the same thing, and `use(False)` asks for it anywhere.
+
+    with parts((64, 128)):           # of a batch of 192, batch norm takes the first 64 and the other 128 each by itself
+        network(batch)
+
+What a method sends through a network in two passes, each with batch statistics of its own, fills the card better as
+one: `crosel.nets.apart`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,7 +38,9 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
     kernels = None  # type: ignore[assignment]
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
+MOST_PARTS = 3  # that the kernels know of
 _wanted = threading.local()
+_parts = threading.local()
 _tickets: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
@@ -45,6 +55,27 @@ def use(wanted: bool) -> Iterator[None]:
         _wanted.value = before
 
 
+@contextmanager
+def parts(sizes: Sequence[int]) -> Iterator[None]:
+    """In training mode, batch norm inside this block takes each part of the batch by itself: so many examples each."""
+    before = _current_parts()
+    _parts.value = tuple(sizes)
+    try:
+        yield
+    finally:
+        _parts.value = before
+
+
+def _current_parts() -> tuple[int, ...]:
+    sizes: tuple[int, ...] = getattr(_parts, "value", ())
+    return sizes
+
+
+def available(x: Tensor) -> bool:
+    """Whether kernels will be taken for tensors on this one's device."""
+    return kernels is not None and getattr(_wanted, "value", False) and (x.is_cuda or kernels.INTERPRETED)
+
+
 def norm_relu(x: Tensor, norm: nn.Module) -> Tensor:
     """relu(norm(x))."""
     return add_norm_relu(x, None, norm)[1]
@@ -54,26 +85,33 @@ def add_norm_relu(x: Tensor, residual: Tensor | None, norm: nn.Module) -> tuple[
     """The sum x + residual, and relu(norm(sum))."""
     if not _fits(x, norm):
         total = x if residual is None else x + residual
-        return total, F.relu(norm(total))
+        return total, F.relu(_normalised(total, norm))
     assert isinstance(norm, nn.BatchNorm2d)
     if not norm.training:
         total = x if residual is None else x + residual
-        return total, _apply(total, norm.running_mean, norm.running_var, norm)
+        return total, _apply(total, norm.running_mean, norm.running_var, norm, _plan(total))
     total, out = _Fused.apply(x, residual, norm, current(norm.weight), current(norm.bias))  # type: ignore[no-untyped-call]
     return (x if residual is None else total), out
 
 
 def _fits(x: Tensor, norm: nn.Module) -> bool:
     return (
-        kernels is not None
-        and getattr(_wanted, "value", False)
-        and (x.is_cuda or kernels.INTERPRETED)
+        available(x)
+        and len(_current_parts()) <= MOST_PARTS
         and type(norm) is nn.BatchNorm2d
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None
         and x.is_contiguous(memory_format=torch.channels_last)
     )
+
+
+def _normalised(x: Tensor, norm: nn.Module) -> Tensor:
+    sizes = _current_parts()
+    if len(sizes) > 1 and norm.training:
+        return torch.cat([norm(part) for part in torch.split(x, list(sizes))])
+    out: Tensor = norm(x)
+    return out
 
 
 class _Fused(torch.autograd.Function):
@@ -84,10 +122,11 @@ class _Fused(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, weight: Tensor, bias: Tensor
     ) -> Any:
         ctx.set_materialize_grads(False)
-        total, mean, var = _moments(x, residual, norm)
-        out = _apply(total, mean, var, norm)
+        plan = _plan(x, _current_parts())
+        total, mean, var = _moments(x, residual, norm, plan)
+        out = _apply(total, mean, var, norm, plan)
         ctx.save_for_backward(total, mean, var, weight, bias)
-        ctx.norm, ctx.has_residual = norm, residual is not None
+        ctx.norm, ctx.has_residual, ctx.plan = norm, residual is not None, plan
         return (total if residual is not None else None), out
 
     @staticmethod
@@ -98,70 +137,82 @@ class _Fused(torch.autograd.Function):
         grad_out = grad_out.contiguous(memory_format=torch.channels_last)
         if grad_total is not None:
             grad_total = grad_total.contiguous(memory_format=torch.channels_last)
+        plan: _Plan = ctx.plan
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         grad = torch.empty_like(total)
-        rows, channels, grid, how = _plan(total)
-        partial = torch.empty(2, grid[0], channels, device=total.device)
+        partial, sums = plan.sums(total.device)
         common = (total, grad_out, mean, var, weight, bias)
-        kernels.gradient_sums[grid](
-            *common,
-            partial,
-            _ticket(ctx.norm),
-            grad_weight,
-            grad_bias,
-            rows,
-            channels,
-            ctx.norm.eps,
-            **_adding(grid, how),
-        )
-        kernels.gradient_input[grid](
-            *common, grad_total, grad_weight, grad_bias, grad, rows, channels, ctx.norm.eps,
-            HAS_SKIP=grad_total is not None, **how,
+        kernels.gradient_sums[plan.grid](
+            *common, partial, _ticket(ctx.norm), sums, grad_weight, grad_bias, *plan.bounds, ctx.norm.eps,
+            **plan.how, **plan.adding,
+        )  # fmt: skip
+        kernels.gradient_input[plan.grid](
+            *common, grad_total, sums, grad, *plan.bounds, ctx.norm.eps,
+            HAS_SKIP=grad_total is not None, PARTS=len(plan.rows), **plan.how,
         )  # fmt: skip
         return grad, grad if ctx.has_residual else None, None, grad_weight, grad_bias
 
 
-def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
-    """x + residual and its mean and variance for each channel; moves the running statistics."""
-    rows, channels, grid, how = _plan(x)
-    if rows == 1:
+@dataclass(frozen=True)
+class _Plan:
+    """How a tensor, as a matrix of rows and channels, is shared out among programs."""
+
+    rows: tuple[int, ...]  # of each part
+    bounds: tuple[int, ...]  # row1, row2, rows, program1, program2, channels
+    grid: tuple[int, int]
+    how: dict[str, int]  # what each program takes
+    adding: dict[str, int]  # for kernels that add up what the programs of a part found
+
+    def sums(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Room for two sums a channel: of each program, and of each part."""
+        channels = self.bounds[-1]
+        return (
+            torch.empty(2, self.grid[0], channels, device=device),
+            torch.empty(2, len(self.rows), channels, device=device),
+        )
+
+
+def _plan(x: Tensor, sizes: Sequence[int] = ()) -> _Plan:
+    sizes = sizes or (len(x),)
+    if sum(sizes) != len(x):
+        raise ValueError(f"parts of {tuple(sizes)} examples are not a batch of {len(x)}")
+    channels = x.shape[1]
+    rows = tuple(size * (x.numel() // channels // len(x)) for size in sizes)
+    block_c = 16 if channels <= 16 else 64 if channels % 64 == 0 else 32
+    block_r = _TILE // block_c
+    columns = -(-channels // block_c)
+    steps = -(-sum(-(-count // block_r) for count in rows) // max(1, _PROGRAMS // columns))
+    programs = [-(-count // (block_r * steps)) for count in rows]
+    row_ends, program_ends = ([*accumulate(counts)] for counts in (rows, programs))
+    missing = MOST_PARTS - len(rows)  # those begin and end at the end
+    row_ends, program_ends = (ends + ends[-1:] * missing for ends in (row_ends, program_ends))
+    return _Plan(
+        rows, (*row_ends, *program_ends[:2], channels), (program_ends[-1], columns),
+        {"STEPS": steps, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": _WARPS},
+        {"PARTS": len(rows), "PROGRAMS": 1 << (max(programs) - 1).bit_length()},
+    )  # fmt: skip
+
+
+def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """x + residual and its mean and variance for each part and channel; moves the running statistics."""
+    if 1 in plan.rows:
         raise ValueError("batch norm needs more than one value a channel in training")
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
     total = x if residual is None else torch.empty_like(x)
-    mean, var = torch.empty(2, channels, device=x.device).unbind()
-    partial = torch.empty(2, grid[0], channels, device=x.device)
-    kernels.moments[grid](
+    partial, moments = plan.sums(x.device)
+    mean, var = moments.unbind()
+    kernels.moments[plan.grid](
         x, residual, total, partial, _ticket(norm), mean, var, norm.running_mean, norm.running_var,
-        rows, channels, norm.momentum, rows / (rows - 1), HAS_RESIDUAL=residual is not None, **_adding(grid, how),
+        *plan.bounds, norm.momentum, HAS_RESIDUAL=residual is not None, **plan.how, **plan.adding,
     )  # fmt: skip
     return total, mean, var
 
 
-def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNorm2d) -> Tensor:
+def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNorm2d, plan: _Plan) -> Tensor:
     out = torch.empty_like(x)
-    rows, channels, grid, how = _plan(x)
-    kernels.normalise_relu[grid](x, mean, var, norm.weight, norm.bias, out, rows, channels, norm.eps, **how)
+    kernels.normalise_relu[plan.grid](x, mean, var, norm.weight, norm.bias, out, *plan.bounds, norm.eps, **plan.how)
     return out
-
-
-def _plan(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, int]]:
-    """Rows and channels of x as a matrix, the grid of programs, and what each of them takes of it."""
-    channels = x.shape[1]
-    rows = x.numel() // channels
-    block_c = 16 if channels <= 16 else 64 if channels % 64 == 0 else 32
-    block_r = _TILE // block_c
-    columns = -(-channels // block_c)
-    blocks = -(-rows // block_r)
-    steps = -(-blocks // max(1, _PROGRAMS // columns))
-    programs = -(-blocks // steps)
-    how = {"STEPS": steps, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": _WARPS}
-    return rows, channels, (programs, columns), how
-
-
-def _adding(grid: tuple[int, int], how: dict[str, int]) -> dict[str, int]:
-    """For kernels that add up what all programs found."""
-    return how | {"PROGRAMS": 1 << (grid[0] - 1).bit_length()}
 
 
 def _ticket(norm: nn.Module) -> Tensor:

@@ -3,6 +3,10 @@
 A program takes `STEPS` times `BLOCK_R` rows of `BLOCK_C` channels. In the kernels that sum over all rows each program
 leaves its partial sums in memory and draws a ticket; the one with the last ticket adds the partial sums up, in a fixed
 order. How much a program takes is known when a kernel is compiled: forms with a loop of unknown length were slower.
+
+The rows may be up to three parts, each with moments of its own: rows before `row1`, before `row2`, before `rows`. No
+program takes rows of two parts: programs before `program1` are the first part's, those before `program2` the second's.
+What belongs to parts is stored part after part ([PARTS, channels]).
 """
 
 # mypy: ignore-errors
@@ -15,11 +19,33 @@ import triton.language as tl
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpreter: the tests run on a CPU
 
 
+# Divisible by 16 or not: these differ from layer to layer, and are no reason to compile a kernel anew.
+_kernel = triton.jit(do_not_specialize=["program1", "program2"])
+
+
 @triton.jit
-def _block(step, rows, channels, channel, inside, STEPS: tl.constexpr, BLOCK_R: tl.constexpr):
+def _own_part(program1, program2):
+    """Which part this program belongs to."""
+    program = tl.program_id(0)
+    return (program >= program1).to(tl.int32) + (program >= program2).to(tl.int32)
+
+
+@triton.jit
+def _bounds(part, row1, row2, rows, program1, program2):
+    """A part's first row and the row after its last, its first program and the program after its last."""
+    return (
+        tl.where(part == 0, 0, tl.where(part == 1, row1, row2)),
+        tl.where(part == 0, row1, tl.where(part == 1, row2, rows)),
+        tl.where(part == 0, 0, tl.where(part == 1, program1, program2)),
+        tl.where(part == 0, program1, tl.where(part == 1, program2, tl.num_programs(0))),
+    )
+
+
+@triton.jit
+def _block(step, begin, end, first, channels, channel, inside, STEPS: tl.constexpr, BLOCK_R: tl.constexpr):
     """Where the values of a program's next rows lie, and which of them exist."""
-    row = ((tl.program_id(0) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
-    return row[:, None] * channels + channel[None, :], (row[:, None] < rows) & inside[None, :]
+    row = (begin + ((tl.program_id(0) - first) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
+    return row[:, None] * channels + channel[None, :], (row[:, None] < end) & inside[None, :]
 
 
 @triton.jit
@@ -33,31 +59,41 @@ def _leave(partial, first, second, channel, inside, channels, ticket, column):
 
 
 @triton.jit
-def _add_up(partial, which, channel, inside, channels, PROGRAMS: tl.constexpr):
-    program = tl.arange(0, PROGRAMS)  # all at once: a loop would wait for memory in every round
+def _add_up(partial, which, first, last, channel, inside, channels, PROGRAMS: tl.constexpr):
+    """Over the programs of one part."""
+    program = first + tl.arange(0, PROGRAMS)  # all at once: a loop would wait for memory in every round
     at = (which * tl.num_programs(0) + program[:, None]) * channels + channel[None, :]
-    mask = (program[:, None] < tl.num_programs(0)) & inside[None, :]
+    mask = (program[:, None] < last) & inside[None, :]
     return tl.sum(tl.load(partial + at, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
 
 
 @triton.jit
+def _pivot(x, residual, begin, channels, channel, inside, HAS_RESIDUAL: tl.constexpr):
+    """The part's first row. Measured from there, a mean far from zero costs no digits of the variance."""
+    at = begin.to(tl.int64) * channels + channel
+    pivot = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        pivot += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    return pivot
+
+
+@_kernel
 def moments(
-    x, residual, total, partial, ticket, mean, var, running_mean, running_var, rows, channels, momentum, unbias,
-    HAS_RESIDUAL: tl.constexpr,
+    x, residual, total, partial, ticket, mean, var, running_mean, running_var,
+    row1, row2, rows, program1, program2, channels, momentum,
+    HAS_RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
     PROGRAMS: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the residual; mean and biased variance of each channel; move the running statistics."""
+    """Add the residual; mean and biased variance of each channel; move the running statistics, part by part."""
     column = tl.program_id(1)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    # Measured from the first row, so that a mean far from zero costs no digits of the variance.
-    pivot = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        pivot += tl.load(residual + channel, mask=inside, other=0.0).to(tl.float32)
+    begin, end, start, _ = _bounds(_own_part(program1, program2), row1, row2, rows, program1, program2)
+    pivot = _pivot(x, residual, begin, channels, channel, inside, HAS_RESIDUAL)
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(STEPS):
-        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
+        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0)
         if HAS_RESIDUAL:
             value = (value.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(value.dtype)
@@ -66,40 +102,48 @@ def moments(
         first += away
         second += away * away
     if _leave(partial, first, second, channel, inside, channels, ticket, column):
-        away = _add_up(partial, 0, channel, inside, channels, PROGRAMS) / rows
-        spread = _add_up(partial, 1, channel, inside, channels, PROGRAMS) / rows - away * away
-        spread = tl.maximum(spread, 0.0)
-        centre = pivot + away
-        tl.store(mean + channel, centre, mask=inside)
-        tl.store(var + channel, spread, mask=inside)
-        old = tl.load(running_mean + channel, mask=inside)
-        tl.store(running_mean + channel, old + momentum * (centre - old), mask=inside)
-        old = tl.load(running_var + channel, mask=inside)
-        tl.store(running_var + channel, old + momentum * (spread * unbias - old), mask=inside)
+        long_mean = tl.load(running_mean + channel, mask=inside)
+        long_var = tl.load(running_var + channel, mask=inside)
+        for part in tl.static_range(PARTS):
+            begin, end, start, stop = _bounds(part, row1, row2, rows, program1, program2)
+            count = end - begin
+            away = _add_up(partial, 0, start, stop, channel, inside, channels, PROGRAMS) / count
+            spread = _add_up(partial, 1, start, stop, channel, inside, channels, PROGRAMS) / count - away * away
+            spread = tl.maximum(spread, 0.0)
+            centre = _pivot(x, residual, begin, channels, channel, inside, HAS_RESIDUAL) + away
+            tl.store(mean + part * channels + channel, centre, mask=inside)
+            tl.store(var + part * channels + channel, spread, mask=inside)
+            long_mean += momentum * (centre - long_mean)
+            long_var += momentum * (spread * (count / (count - 1)) - long_var)
+        tl.store(running_mean + channel, long_mean, mask=inside)
+        tl.store(running_var + channel, long_var, mask=inside)
         tl.store(ticket + column, 0)
 
 
 @triton.jit
-def _channel_values(mean, var, weight, bias, channel, inside, eps):
+def _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps):
+    own = part * channels + channel
     return (
-        tl.load(mean + channel, mask=inside, other=0.0)[None, :],
-        (1.0 / tl.sqrt(tl.load(var + channel, mask=inside, other=1.0) + eps))[None, :],
+        tl.load(mean + own, mask=inside, other=0.0)[None, :],
+        (1.0 / tl.sqrt(tl.load(var + own, mask=inside, other=1.0) + eps))[None, :],
         tl.load(weight + channel, mask=inside, other=0.0)[None, :],
         tl.load(bias + channel, mask=inside, other=0.0)[None, :],
     )
 
 
-@triton.jit
+@_kernel
 def normalise_relu(
-    x, mean, var, weight, bias, out, rows, channels, eps,
+    x, mean, var, weight, bias, out, row1, row2, rows, program1, program2, channels, eps,
     STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """max(0, (x - mean) / sqrt(var + eps) · weight + bias)."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
+    part = _own_part(program1, program2)
+    begin, end, start, _ = _bounds(part, row1, row2, rows, program1, program2)
+    centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
     for step in range(STEPS):
-        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
+        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(out + at, tl.maximum((value - centre) * scale * w + b, 0.0), mask=mask)
 
@@ -112,42 +156,62 @@ def _cut(x, grad_out, at, mask, centre, scale, w, b):
     return value, tl.where(mask & (value * w + b > 0), grad, 0.0)
 
 
-@triton.jit
+@_kernel
 def gradient_sums(
-    x, grad_out, mean, var, weight, bias, partial, ticket, grad_weight, grad_bias, rows, channels, eps,
+    x, grad_out, mean, var, weight, bias, partial, ticket, sums, grad_weight, grad_bias,
+    row1, row2, rows, program1, program2, channels, eps,
+    PARTS: tl.constexpr,
     PROGRAMS: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the rows of gradient and of gradient times normalised value: the gradients of bias and weight."""
+    """Sum over the rows of gradient and of gradient times normalised value: [2, PARTS, channels], and for all parts
+    together: the gradients of bias and weight."""
     column = tl.program_id(1)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
+    part = _own_part(program1, program2)
+    begin, end, start, _ = _bounds(part, row1, row2, rows, program1, program2)
+    centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(STEPS):
-        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
+        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value, grad = _cut(x, grad_out, at, mask, centre, scale, w, b)
         first += grad
         second += grad * value
     if _leave(partial, first, second, channel, inside, channels, ticket, column):
-        tl.store(grad_bias + channel, _add_up(partial, 0, channel, inside, channels, PROGRAMS), mask=inside)
-        tl.store(grad_weight + channel, _add_up(partial, 1, channel, inside, channels, PROGRAMS), mask=inside)
+        of_bias = tl.zeros((BLOCK_C,), tl.float32)
+        of_weight = tl.zeros((BLOCK_C,), tl.float32)
+        for each in tl.static_range(PARTS):
+            _, _, start, stop = _bounds(each, row1, row2, rows, program1, program2)
+            grad = _add_up(partial, 0, start, stop, channel, inside, channels, PROGRAMS)
+            product = _add_up(partial, 1, start, stop, channel, inside, channels, PROGRAMS)
+            tl.store(sums + each * channels + channel, grad, mask=inside)
+            tl.store(sums + (PARTS + each) * channels + channel, product, mask=inside)
+            of_bias += grad
+            of_weight += product
+        tl.store(grad_bias + channel, of_bias, mask=inside)
+        tl.store(grad_weight + channel, of_weight, mask=inside)
         tl.store(ticket + column, 0)
 
 
-@triton.jit
+@_kernel
 def gradient_input(
-    x, grad_out, mean, var, weight, bias, skip, grad_weight, grad_bias, grad, rows, channels, eps,
-    HAS_SKIP: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, grad_out, mean, var, weight, bias, skip, sums, grad,
+    row1, row2, rows, program1, program2, channels, eps,
+    HAS_SKIP: tl.constexpr, PARTS: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """weight / sqrt(var + eps) · (gradient - its mean - value · mean(gradient · value)), plus the skip's gradient."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    centre, scale, w, b = _channel_values(mean, var, weight, bias, channel, inside, eps)
-    mean_grad = tl.load(grad_bias + channel, mask=inside, other=0.0)[None, :] / rows
-    mean_product = tl.load(grad_weight + channel, mask=inside, other=0.0)[None, :] / rows
+    part = _own_part(program1, program2)
+    begin, end, start, _ = _bounds(part, row1, row2, rows, program1, program2)
+    centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
+    own = part * channels + channel
+    mean_grad = tl.load(sums + own, mask=inside, other=0.0)[None, :] / (end - begin)
+    mean_product = tl.load(sums + PARTS * channels + own, mask=inside, other=0.0)[None, :] / (end - begin)
     for step in range(STEPS):
-        at, mask = _block(step, rows, channels, channel, inside, STEPS, BLOCK_R)
+        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value, cut = _cut(x, grad_out, at, mask, centre, scale, w, b)
         out = w * scale * (cut - mean_grad - value * mean_product)
         if HAS_SKIP:

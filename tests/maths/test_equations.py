@@ -239,7 +239,7 @@ def test_eq_12_whole_of_co_mix(per_pair, monkeypatch):
     weak, strong = 2 * rng.normal(size=(2, size, 4))
     batch = Batch(torch.arange(size), {"weak": torch.from_numpy(weak), "strong": torch.from_numpy(strong)})
     network = method.networks[0]
-    value = method._comix(network, batch, torch.Generator().manual_seed(0))
+    _, _, value = method._selection_losses(0, None, batch, torch.Generator().manual_seed(0))
 
     (partner, weight), (partner_of_targets, weight_of_targets) = drawn
     assert torch.equal(partner, partner_of_targets)
@@ -273,9 +273,9 @@ def test_eq_13_objective_of_a_step():
     weight = slow.dynamic_weight([3, 4], 8, 3.0)
     assert method.lambda_d.item() == pytest.approx(weight, rel=1e-6)
     batches, expected = {}, 0.0
-    recorded = []
-    comix = method._comix
-    method._comix = lambda *args: recorded.append(comix(*args)) or recorded[-1]
+    mixed = []
+    mixed_views = method._mixed_views
+    method._mixed_views = lambda network, *rest: mixed.append((network, *mixed_views(network, *rest))) or mixed[-1][1:]
     for v, index in enumerate(([4, 6, 7], [0, 1, 2])):
         x = rng.normal(size=(3, 4))
         labels = method.labels[1 - v][index].tolist()
@@ -284,8 +284,10 @@ def test_eq_13_objective_of_a_step():
         views = {name: torch.from_numpy(rng.normal(size=(8, 4))) for name in ("weak", "strong")}
         batches[f"all_{v}"] = Batch(torch.arange(8), views)
     losses = method.loss(batches, torch.Generator().manual_seed(0))
-    expected += sum(slow.total_loss(0.0, value.item(), weight) for value in recorded)
-    assert len(recorded) == 2
+    assert [network for network, _, _ in mixed] == list(method.networks)
+    for network, x, targets in mixed:
+        comix = slow.soft_cross_entropy(slow_forward(network, x.numpy()), targets.numpy())
+        expected += slow.total_loss(0.0, comix, weight)
     assert losses.objective.item() == pytest.approx(expected, rel=1e-6)
     assert losses.report["loss"].item() == pytest.approx(expected / 2, rel=1e-6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from crosel.fused import add_norm_relu, norm_relu, use
-from crosel.nets import WideResNet
+from crosel.fused import add_norm_relu, norm_relu, parts, use
+from crosel.nets import WideResNet, apart
 
 CHECK = """
 import copy, torch
@@ -22,12 +23,13 @@ from crosel import fused
 def relative(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-12))
 
-def results(on, norm, x, residual, weights):
+def results(on, norm, x, residual, weights, sizes):
     if not on:  # the reference: PyTorch's own, in double precision
         norm, x, residual = norm.double(), x.double(), None if residual is None else residual.double()
     x, residual = x.clone().requires_grad_(), None if residual is None else residual.clone().requires_grad_()
     with fused.use(on):
-        total, out = fused.add_norm_relu(x, residual, norm)
+        with fused.parts(sizes):
+            total, out = fused.add_norm_relu(x, residual, norm)
         ((out * weights[0]).sum() + (0 if residual is None else (total * weights[1]).sum())).backward()
         norm.eval()
         plain = fused.norm_relu(x.detach(), norm)
@@ -36,17 +38,26 @@ def results(on, norm, x, residual, weights):
 
 torch.manual_seed(0)
 worst = 0.0
-for shape in ((3, 16, 5, 5), (2, 160, 7, 7), (5, 64, 9, 9), (40, 32, 16, 16), (2, 33, 3, 3)):
+cases = {(3, 16, 5, 5): [(1, 2)], (2, 160, 7, 7): [(1, 1)], (5, 64, 9, 9): [(1, 2, 2), (4, 1)],
+         (40, 32, 16, 16): [(30, 9, 1), (8, 32)], (2, 33, 3, 3): []}
+for shape, sizes in ((shape, sizes) for shape, several in cases.items() for sizes in [(), *several]):
     x, r, *weights = (torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(4))
     x = x * 2 + 30  # a mean far from zero costs no digits
     norm = nn.BatchNorm2d(shape[1])
     nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
     for residual in (None, r):
-        pairs = [results(on, copy.deepcopy(norm), x, residual, weights) for on in (True, False)]
+        pairs = [results(on, copy.deepcopy(norm), x, residual, weights, sizes) for on in (True, False)]
         worst = max([worst, *(relative(a, b) for a, b in zip(*pairs, strict=True))])
-        again = results(True, copy.deepcopy(norm), x, residual, weights)
+        again = results(True, copy.deepcopy(norm), x, residual, weights, sizes)
         assert all(torch.equal(a, b) for a, b in zip(pairs[0], again, strict=True)), "not the same bits twice"
 assert fused.kernels.INTERPRETED
+for sizes in ((1, 1), (2,)):  # a batch of 2 at 1x1 pixels: one value a channel in each part
+    try:
+        with fused.use(True), fused.parts(sizes):
+            fused.norm_relu(torch.ones(2, 16, 1, 1).contiguous(memory_format=torch.channels_last), nn.BatchNorm2d(16))
+        assert sizes == (2,)
+    except ValueError as error:
+        assert sizes == (1, 1) and "more than one value" in str(error)
 print(worst)
 """
 
@@ -75,6 +86,69 @@ def test_without_kernels_it_is_batch_norm_and_relu() -> None:
     assert torch.equal(total, x + residual)
     assert torch.equal(out, F.relu(fresh(x + residual)))
     assert torch.equal(alone, F.relu(fresh(x)))
+
+
+PARTS = """
+import copy, torch
+from crosel import fused
+from crosel.nets import WideResNet, apart
+
+torch.manual_seed(0)
+network = WideResNet(10, 1, 5).double().to(memory_format=torch.channels_last)
+batches = [torch.randn(n, 3, 6, 6).double().contiguous(memory_format=torch.channels_last) for n in (3, 5, 2)]
+found, seen = [], []
+for on in (True, False):
+    own = copy.deepcopy(network)
+    own.stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    with fused.use(on):
+        logits = apart(own.float() if on else own, *(x.float() if on else x for x in batches))
+        sum((i + 1) * out.square().sum() for i, out in enumerate(logits)).backward()
+    found.append([*logits, *(p.grad for p in own.parameters()), *own.buffers()])
+assert seen == [10, 3, 5, 2], seen  # one pass of all, and three
+for a, b in zip(*found, strict=True):
+    if a.is_floating_point():  # not the count of batches, which nothing reads
+        torch.testing.assert_close(a.double(), b.double(), rtol=2e-4, atol=2e-5)
+"""
+
+
+def test_one_pass_in_parts_is_several_passes() -> None:
+    if _triton_version() < (3, 9):
+        pytest.skip("the interpreter of Triton before 3.9 does not run with this NumPy")
+    env = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", PARTS], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("sizes", [(2, 5), (3, 2, 2), (2, 1, 2, 2)])
+def test_parts_without_kernels(sizes: tuple[int, ...]) -> None:
+    """Logits, gradients and running statistics of a network are those of one pass a part."""
+    torch.manual_seed(0)
+    together = WideResNet(10, 2, 5)
+    alone = copy.deepcopy(together)
+    x = torch.randn(7, 3, 8, 8)
+    with parts(sizes):
+        out = together(x)
+    expected = torch.cat([alone(part) for part in torch.split(x, sizes)])
+    torch.testing.assert_close(out, expected)
+    for logits in (out, expected):
+        logits.square().sum().backward()
+    for (name, p), q in zip(together.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4, msg=name)
+    for p, q in zip(together.buffers(), alone.buffers(), strict=True):
+        torch.testing.assert_close(p, q)
+    together.eval(), alone.eval()
+    with parts(sizes):  # nothing of the batch matters
+        torch.testing.assert_close(together(x), alone(x))
+
+
+def test_apart_makes_a_pass_for_each_batch_where_there_are_no_kernels() -> None:
+    seen = []
+    network = WideResNet(10, 1, 5)
+    network.stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    with use(True):
+        logits = apart(network, torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8))
+    assert [len(out) for out in logits] == seen == [2, 3]
+    assert apart(network) == []
 
 
 def test_wide_resnet_is_the_published_block_by_block() -> None:

@@ -21,6 +21,7 @@ from crosel.nets import (
     Classifier,
     InputShape,
     NetworkSettings,
+    ResNet18,
     SmallCNN,
     WideResNet,
     network_factory,
@@ -96,6 +97,22 @@ def multiply_adds(network: nn.Module, x: Tensor) -> int:
 def test_wrn_34_10_takes_6_66_billion_multiply_adds():
     network = on_meta(34, 10).eval()
     assert multiply_adds(network, torch.empty(1, 3, 32, 32, device="meta")) / 1e9 == pytest.approx(6.66, abs=0.005)
+
+
+def test_resnet_18_has_11_2_million_parameters_and_takes_0_56_billion_multiply_adds():
+    with torch.device("meta"):
+        network = ResNet18(10)
+    # As published for small images with pre-activation, 11,171,146, and a last normalisation of 2 x 512.
+    assert parameter_count(network) == 11_171_146 + 1024
+    macs = multiply_adds(network.eval(), torch.empty(1, 3, 32, 32, device="meta"))
+    assert macs / 1e9 == pytest.approx(0.556, abs=0.001)
+    assert [m.stride for m in network.modules() if isinstance(m, nn.Conv2d)].count((2, 2)) == 6
+
+
+def test_resnet_18_by_name():
+    network = network_factory(NetworkSettings(name="resnet-18"), InputShape((1, 8, 8)), 4)()
+    assert network.train()(torch.randn(3, 1, 8, 8)).shape == (3, 4)
+    assert network.features(torch.randn(3, 1, 8, 8)).shape == (3, 512)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(10, 1), (16, 2)])
@@ -267,7 +284,7 @@ def test_factories_build_what_was_asked_for(settings, shape, kind, count):
     assert first.eval()(torch.zeros(2, *shape)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", ["wrn-28-2", "small-cnn"])
+@pytest.mark.parametrize("name", ["wrn-28-2", "resnet-18", "small-cnn"])
 def test_image_networks_refuse_features(name):
     with pytest.raises(UserError, match=rf"'{name}' is for images.*--set network\.name=mlp"):
         network_factory(NetworkSettings(name=name), InputShape((5,)), 3)

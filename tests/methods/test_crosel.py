@@ -411,7 +411,7 @@ def test_targets_are_crossed(monkeypatch):
     method = CroSel(CroSelSettings(warmup=WARMUP), problem, Signs)
     method.begin_epoch(WARMUP + 1)
     weak = torch.rand(SIZE, D, generator=torch.Generator().manual_seed(0)) + 0.1
-    method._comix(
+    method._mixed_views(
         method.networks[0],
         Batch(torch.arange(SIZE), {"weak": weak, "strong": -weak}),
         torch.Generator().manual_seed(0),

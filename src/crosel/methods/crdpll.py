@@ -39,6 +39,7 @@ from torch.nn import functional as F
 from crosel.losses import restrict, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
+from crosel.nets import apart
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
 
@@ -122,7 +123,7 @@ class CRDPLL(Method):
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
         candidates = self.candidates[batch.index]
-        logits = [self.networks[0](batch[view]) for view in self.views]
+        logits = apart(self.networks[0], *(batch[view] for view in self.views))
         supervised = supervised_loss(logits[0], candidates)
         consistency = consistency_loss(logits, self.weights[batch.index])
         loss = supervised + self.consistency * consistency

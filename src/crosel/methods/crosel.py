@@ -59,6 +59,7 @@ from crosel.methods.base import (
     TrainingLabels,
     register,
 )
+from crosel.nets import apart
 
 View = Literal["plain", "weak", "strong"]
 
@@ -269,16 +270,24 @@ class CroSel(Method):
         self, v: int, chosen: Batch | None, everything: Batch | None, generator: torch.Generator
     ) -> list[Tensor]:
         """Eq. (13) and its two parts, for network v."""
+        network = self.networks[v]
+        mixed = None if everything is None else self._mixed_views(network, everything, generator)
+        passes = [] if chosen is None else [chosen[self.settings.selected_view]]
+        logits = apart(network, *passes, *([] if mixed is None else [mixed[0]]))
         selected = comix = self.lambda_d.new_zeros(())
         if chosen is not None:
-            labels = self.labels[self.teacher(v)][chosen.index].long()
-            if self.settings.outside == "take":
-                taken = self.outside_label[chosen.index].long()
-                labels = torch.where(taken >= 0, taken, labels)
-            selected = selected_loss(self.networks[v](chosen[self.settings.selected_view]), labels)
-        if everything is not None:
-            comix = self._comix(self.networks[v], everything, generator)
+            selected = selected_loss(logits[0], self._selected_labels(v, chosen.index))
+        if mixed is not None:
+            comix = soft_cross_entropy(logits[-1], mixed[1])
         return [total_loss(selected, comix, self.lambda_d), selected, comix]
+
+    def _selected_labels(self, v: int, index: Tensor) -> Tensor:
+        """What network v's teacher selected, or what was taken from outside the set."""
+        labels = self.labels[self.teacher(v)][index].long()
+        if self.settings.outside != "take":
+            return labels
+        taken = self.outside_label[index].long()
+        return torch.where(taken >= 0, taken, labels)
 
     def _warmup_pool(self) -> Tensor | None:
         """What the warm-up draws from: all examples (None), or all but those that are dropped."""
@@ -295,22 +304,22 @@ class CroSel(Method):
         alone = torch.zeros_like(sets).scatter_(1, label.clamp(min=0), True)
         return torch.where(label >= 0, alone, sets)
 
-    def _comix(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+    @torch.no_grad()
+    def _mixed_views(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Eqs. (7) to (11): both views of a batch with the targets that the network itself makes, mixed."""
         candidates = self.candidates[batch.index]
         x = torch.cat([batch["weak"], batch["strong"]])
-        with torch.no_grad():
-            network.train(self.settings.target_mode == "train")
-            of_weak, of_strong = network(x).chunk(2)
-            network.train()
-            # Crossed: the weak view learns what the network says of the strong one, and the other way round.
-            targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
-                                 comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
-            total = 2 * len(batch.drawn)
-            weight = mixing_weight(self.settings.alpha, total if self.settings.mix_per_pair else 1, generator)
-            # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.
-            partner = torch.rand(total, generator=generator, device=generator.device).argsort()
-            x, targets = (self._mixed(values, partner, weight) for values in (x, targets))
-        return soft_cross_entropy(network(x), targets)
+        network.train(self.settings.target_mode == "train")
+        of_weak, of_strong = network(x).chunk(2)
+        network.train()
+        # Crossed: the weak view learns what the network says of the strong one, and the other way round.
+        targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
+                             comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
+        total = 2 * len(batch.drawn)
+        weight = mixing_weight(self.settings.alpha, total if self.settings.mix_per_pair else 1, generator)
+        # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.
+        partner = torch.rand(total, generator=generator, device=generator.device).argsort()
+        return self._mixed(x, partner, weight), self._mixed(targets, partner, weight)
 
     def _mixed(self, values: Tensor, partner: Tensor, weight: Tensor) -> Tensor:
         """Mix with partners from the whole batch, which may be with other ranks."""

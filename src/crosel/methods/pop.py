@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import proden_loss, proden_weights, uniform_weights
+from crosel.nets import apart
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
 
@@ -111,7 +112,7 @@ class PoP(Method):
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
-        logits = [self.networks[0](batch[view]) for view in self.views]
+        logits = apart(self.networks[0], *(batch[view] for view in self.views))
         loss = pop_loss(logits, self.weights[batch.index])
         self.write(self.weights, batch, proden_weights(logits[0], self.purified[batch.index]))
         return Losses(loss, {"loss": loss.detach()})
