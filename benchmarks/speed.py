@@ -33,8 +33,9 @@ FAST = {"bf16": True, "fused": True, "cuda_graphs": True}
 PLAIN = {"bf16": False, "fused": False, "cuda_graphs": False}
 CASES = [  # network, batch size, method, whole epoch too
     ("wrn-28-2", 64, "crosel", True),
+    ("resnet-18", 128, "crosel", True),
+    ("wrn-16-8", 128, "crosel", True),
     *(("wrn-28-2", 128, method, False) for method in ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")),
-    ("wrn-16-8", 128, "crosel", False),
     ("wrn-34-10", 64, "crosel", True),
     ("wrn-34-10", 256, "crosel", False),
 ]

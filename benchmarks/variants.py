@@ -22,14 +22,17 @@ from crosel.data import Dataset
 from crosel.lanes import Lanes
 
 TURNS, STEPS = 7, 20
-FORMS = ("all on", "casts", "lanes", "fused", "graphs")  # the word says what is off
+FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the word says what is off
 
 
 def off(form: str) -> AbstractContextManager[object]:
-    """One network after the other, where the form says so: all lanes are the stream at hand."""
-    if form != "lanes":
-        return nullcontext()
-    return mock.patch.object(Lanes, "lane", return_value=nullcontext())
+    """Where the form says so: one network after the other (all lanes are the stream at hand), or a pass for each batch
+    instead of one in parts."""
+    if form == "lanes":
+        return mock.patch.object(Lanes, "lane", return_value=nullcontext())
+    if form == "parts":
+        return mock.patch("crosel.methods.crosel.apart", lambda network, *batches: [network(x) for x in batches])
+    return nullcontext()
 
 
 def build(data: Dataset, network: str, form: str, device: torch.device) -> Steps:
