@@ -18,6 +18,7 @@ one: `crosel.nets.apart`.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -177,11 +178,12 @@ def _plan(x: Tensor, sizes: Sequence[int] = ()) -> _Plan:
     if sum(sizes) != len(x):
         raise ValueError(f"parts of {tuple(sizes)} examples are not a batch of {len(x)}")
     channels = x.shape[1]
-    rows = tuple(size * (x.numel() // channels // len(x)) for size in sizes)
+    rows = tuple(size * math.prod(x.shape[2:]) for size in sizes)
     block_c = 16 if channels <= 16 else 64 if channels % 64 == 0 else 32
     block_r = _TILE // block_c
     columns = -(-channels // block_c)
-    steps = -(-sum(-(-count // block_r) for count in rows) // max(1, _PROGRAMS // columns))
+    blocks = sum(-(-count // block_r) for count in rows)
+    steps = max(1, -(-blocks // max(1, _PROGRAMS // columns)))
     programs = [-(-count // (block_r * steps)) for count in rows]
     row_ends, program_ends = ([*accumulate(counts)] for counts in (rows, programs))
     missing = MOST_PARTS - len(rows)  # those begin and end at the end
@@ -195,7 +197,7 @@ def _plan(x: Tensor, sizes: Sequence[int] = ()) -> _Plan:
 
 def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _Plan) -> tuple[Tensor, Tensor, Tensor]:
     """x + residual and its mean and variance for each part and channel; moves the running statistics."""
-    if 1 in plan.rows:
+    if min(plan.rows) < 2:
         raise ValueError("batch norm needs more than one value a channel in training")
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
