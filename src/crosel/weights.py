@@ -7,8 +7,8 @@
     shared.gather()              # puts the gradients where the optimiser looks for them
 
 Autocast casts each weight in each pass, casts each of its gradients back, and autograd adds the passes up one by one:
-in CroSel's step of two WRN-28-2 some 460 kernels that compute next to nothing. Here it is a dozen for lists of tensors,
-with the same bits: gradients are added in float32, the last pass first, as autograd does.
+in CroSel's step hundreds of kernels that compute next to nothing. Here it is a dozen for lists of tensors, with the
+same bits: gradients are added in float32, the last pass first, as autograd does.
 
 Every use is a leaf of its own in autograd's graph, so that the gradients of two passes never meet in bfloat16. The
 casts live as long as the object, and each step fills them anew: whatever changed the weights in between is seen.

@@ -22,7 +22,7 @@ Differences between paper and released code, and what we do:
 * It multiplies cube roots of probabilities and divides by a sum that can be 0; we average log-probabilities.
 * It counts epochs from 0 (the first epoch has no consistency) and ramps over 100 of 200 epochs. Our e is the
   same count, and the ramp is a share of the run.
-* It runs the three views one after another, so that batch normalisation sees each by itself; so do we.
+* It runs the three views one after another, so that batch normalisation sees each by itself; so it does here (`apart`).
 * It updates w after the step, from outputs of before the step; we write the table once the loss has read it.
 """
 
