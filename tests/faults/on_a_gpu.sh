@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 out=${1:-trials-out} python=${2:-python3}
 mkdir -p "$out"
-export PYTHONPATH="$PWD/src:$PWD/tests:$PWD/tests/faults"
+export PYTHONPATH="$PWD/src:$PWD/tests:$PWD/tests/faults${PYTHONPATH:+:$PYTHONPATH}"
 trial() {  # name, arguments of pytest
     name=$1
     shift
