@@ -46,6 +46,8 @@ for shape, sizes in ((shape, sizes) for shape, several in cases.items() for size
     assert (fused._plan(x, sizes).how["STEPS"] > 1) == (len(x) == 20)
     x, r, *weights = (torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(4))
     x = x * 2 + 30  # a mean far from zero costs no digits
+    if sizes:
+        x.split(sizes)[-1].add_(200)  # nor does one far from another part's
     norm = nn.BatchNorm2d(shape[1])
     nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
     for residual in (None, r):
