@@ -48,6 +48,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self._writer = checkpoint.Writer()
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -247,7 +248,13 @@ class RunFolder:
         p = session.progress
         tensors, state = session.state()
         state["config"] = session.config.model_dump(mode="json")
-        checkpoint.save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
+        self._writer.save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
+        if not writes_behind(session.device):
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the last state is on the disk."""
+        self._writer.wait()
 
     def on_epoch(self, session: Session, row: Row) -> None:
         with disk_errors(self / "metrics.jsonl"), open(self / "metrics.jsonl", "a", encoding="utf-8") as stream:
@@ -265,7 +272,13 @@ class RunFolder:
         return rows
 
     def finish(self) -> None:
+        self.wait()
         atomic_write(self / "done", time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
+
+
+def writes_behind(device: torch.device) -> bool:
+    """Whether training goes on while a checkpoint is written. On a CPU both would want the same cores."""
+    return device.type == "cuda"
 
 
 def load_run(

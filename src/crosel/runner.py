@@ -85,6 +85,7 @@ def train_run(
 
             def lead() -> Session:
                 held.enter_context(folder.locked())
+                held.callback(folder.wait)  # however the run ends: what it says is saved is on the disk
                 folder.check_can_hold(resume or world.restarted)
                 data = load_data(config, progress=console.on_images)
                 for note in data.notes:

@@ -397,7 +397,7 @@ def test_changed_data_are_noticed(
 ) -> None:
     data, source, run = small_arrays(), tmp_path / "data.npz", tmp_path / "run"
     np.savez(source, **data)
-    trap = {"target": "crosel.checkpoint:save", "call": 1, "when": "after" if when == "after an epoch" else "before"}
+    trap = {"target": "crosel.checkpoint:write", "call": 1, "when": "after" if when == "after an epoch" else "before"}
     code, _, err = fork_server.run("train", source, *tiny_run.command[2:], "--out", run, trap=trap)
     assert code == -signal.SIGKILL, err
     before = snapshot(run)
