@@ -40,7 +40,9 @@ class Figure:
 
 
 def rows(run: str) -> list[Row]:
-    text = (RESULTS / run / "metrics.jsonl").read_text(encoding="utf-8")
+    """Of a run's folder, or of a trial: those are files side by side."""
+    path = RESULTS / run / "metrics.jsonl"
+    text = (path if path.exists() else RESULTS / f"{run}.metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -67,6 +69,12 @@ def figures() -> dict[str, Figure]:
     mark = end_of_warm_up(cifar)
     digits = {q: [rows(f"digits-q{q}/crosel-seed{seed}") for seed in range(3)] for q in ("0.3", "0.5")}
     study = {name: rows(f"cifar10-q0.5-study/{name}") for name in "ABCD"}
+    schedules = {
+        "λ_cr = 1": rows("cifar10-q0.5-10min/crosel-seed0"),
+        "long warm-up, restart": rows("cifar10-q0.5-restart/crosel-seed0"),
+        "λ_cr from 1 to 4": rows("trials/cifar10-lambda-rises-2"),
+    }
+    where = "cifar10-q0.5-10min, cifar10-q0.5-restart, trials/cifar10-lambda-rises-2"
     return {
         "selection": Figure(
             "CIFAR-10, q = 0.5: what one run selects, and how right it is", "cifar10-q0.5/crosel-seed0",
@@ -94,6 +102,14 @@ def figures() -> dict[str, Figure]:
             [line(f"{name}: {what}", study[name], "selection_ratio") for name, what in (
                 ("A", "T = 1, λ_cr = 4"), ("B", "T 1 → 0.5, λ_cr = 1"), ("C", "as B, γ from 0.6"),
                 ("D", "T = 0.5, γ from 0.6"))], 1, mark=end_of_warm_up(study["A"]),
+        ),
+        "schedules": Figure(
+            "CIFAR-10, q = 0.5, WRN-16-8: test accuracy under three schedules", where,
+            [line(name, run, "test_accuracy") for name, run in schedules.items()], 1, bottom=0.4,
+        ),
+        "schedules-selected": Figure(
+            "The same runs: share selected", where,
+            [line(name, run, "selection_ratio") for name, run in schedules.items()], 1,
         ),
     }  # fmt: skip
 
