@@ -29,6 +29,23 @@ app.add_typer(data_app, name="data")
 DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from crosel import __version__
+
+        typer.echo(f"crosel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def crosel(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and end")
+    ] = False,
+) -> None:
+    pass  # only there for its option
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the demo's runs and report")] = Path("demo-run"),
@@ -236,6 +253,8 @@ def report(
     from crosel.report import write_report
     from crosel.run import RunFolder
 
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{out}: the report is an .html file; give it this ending")
     folders = [RunFolder(path) for path in runs]
     for folder in folders:
         folder.read_config()  # says what is wrong with the folder, if anything
@@ -329,6 +348,15 @@ def _fail(text: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+def _hint(error: Any) -> str:
+    """Where to look after a wrong option or argument: the help of the very command."""
+    context = error.ctx
+    hint = f"{context.command_path if context else 'crosel'} --help shows what there is"
+    if hasattr(error, "option_name") and any(option.name == "set_" for option in context.command.params):
+        hint += "; settings go by --set, as in --set train.epochs=20"
+    return hint
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -372,7 +400,7 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, usage_error):
             message = getattr(error, "format_message", error.__str__)()
-            _fail(f"{message} (crosel --help shows what there is)", 2)
+            _fail(f"{message} ({_hint(error)})", 2)
         if isinstance(error, OSError) and error.filename and error.strerror:
             _fail(f"{error.filename}: {error.strerror[0].lower() + error.strerror[1:]}", 2)
         raise

@@ -191,7 +191,7 @@ def presets() -> dict[str, Any]:
         f"{folder.name}/{file.name.removesuffix('.yaml')}": file
         for folder in sorted(root.iterdir(), key=lambda f: f.name)
         if folder.is_dir()
-        for file in sorted(folder.iterdir(), key=lambda f: f.name)
+        for file in sorted(folder.iterdir(), key=lambda f: f.name.removesuffix(".yaml"))
         if file.name.endswith(".yaml")
     }
 

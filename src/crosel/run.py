@@ -89,7 +89,9 @@ class RunFolder:
             if not self.path.exists():
                 raise UserError(f"{self.path}: no such run folder")
             if not self.exists:
-                raise UserError(f"{self.path} is not a run folder (it has no config.yaml)")
+                inside = [*self.path.glob("*/config.yaml"), *self.path.glob("*/*/config.yaml")]
+                such_as = f"; it holds runs, such as {min(inside).parent}" if inside else ""
+                raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
             return self._config_on_disk()
         except UserError:

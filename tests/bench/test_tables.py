@@ -276,7 +276,9 @@ def test_csv_reads_back(tmp_path: Path) -> None:
 def test_formats_by_name_and_ending() -> None:
     assert pick_format(None) == pick_format(None, Path("a.txt")) == "markdown"
     assert pick_format(None, Path("a.CSV")) == "csv"
-    assert pick_format("latex", Path("a.csv")) == "latex"
+    assert pick_format("latex", Path("a.csv")) == pick_format("latex", Path("a.xlsx")) == "latex"
+    with pytest.raises(UserError, match=r"a\.xlsx: give the file one of the endings \.md, \.txt, \.csv, \.tex, or"):
+        pick_format(None, Path("a.xlsx"))
     with pytest.raises(UserError, match=r"did you mean 'latex'"):
         pick_format("latx")
 

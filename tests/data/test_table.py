@@ -204,7 +204,7 @@ BAD_CSV = {
     "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns"),
     "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns"),
     "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row"),
-    "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty label"),
+    "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty set; give it at least one label"),
     "empty part": (H + "a,x||y,1,2\n", "line 2, column 'candidates': an empty label"),
     "label twice": (H + "a,x|y|x,1,2\n", "line 2, column 'candidates': label 'x' stands there twice"),
     "huge field": (H + "a," + "x" * 200_000 + ",1,2\n", "line 2: not a valid csv row (field larger"),

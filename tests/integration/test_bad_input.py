@@ -89,14 +89,17 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
         "'epochs' was given a value already",
     ),
     ("train", "digit"): ("source 'digit' is neither a file nor one of digits", "did you mean 'digits'?"),
-    ("train", "cifar10"): ("cifar-10-batches-py is not there", "--data DIR"),
-    ("train", "."): ("cannot read 'a folder'",),
+    ("train", "cifar10"): ("cifar-10-batches-py is not there", "--data DIR", "crosel data get cifar10 --to DIR"),
+    ("train", "."): ("cannot read a folder without a folder of images for each class", "csv file: path,candidates"),
     ("train",): ("say what to train on", "--resume with --out RUN"),
     ("train", "--resume"): ("say what to train on", "--resume with --out RUN"),
     ("train", "--preset", "demo/digits"): ("setting 'source' is missing",),
-    ("train", "digits", "--epochs", "5"): ("--epochs", "crosel --help"),
+    ("train", "digits", "--epochs", "5"): ("--epochs", "crosel train --help", "--set train.epochs=20"),
     ("trian", "digits"): ("trian", "crosel --help"),
-    ("predict", "run"): ("crosel --help",),
+    ("predict", "run"): ("crosel predict --help",),
+    ("data", "get"): ("crosel data get --help",),
+    ("report", "run", "--out", "r.pdf"): ("r.pdf: the report is an .html file",),
+    ("tables", ".", "--out", "t.xlsx"): ("t.xlsx: give the file one of the endings .md, .txt, .csv, .tex",),
     ("predict", "run", "x.npz", "--out", "p.csv", "--top", "0"): ("'--top'",),
     ("train", "--config", "nowhere.yaml"): ("nowhere.yaml: no such file",),
 }  # fmt: skip
@@ -322,6 +325,20 @@ def test_divergence_is_noticed_before_an_interrupted_epoch_is_saved(
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_runs_is_not_a_run(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    inside = tmp_path / "bench" / "digits" / "crosel-seed0"
+    shutil.copytree(tiny_run.path, inside)
+    for folder in (tmp_path / "bench", tmp_path / "bench" / "digits"):
+        says = f"{folder} is not a run folder (it has no config.yaml); it holds runs, such as {inside}"
+        assert_refused(crosel_cli("report", folder, "--out", tmp_path / "r.html"), says)
+
+
+@pytest.mark.parametrize("extra", [("--resume",), ("--candidates", "uniform:q=0.3")])
+def test_a_run_folder_is_no_data(extra: tuple[str, ...], tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
+    says = f"{tiny_run.path} is a run folder, not data; to go on with it: crosel train --resume --out {tiny_run.path}"
+    assert_refused(crosel_cli("train", *extra, tiny_run.path), says)
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "other folder", "file"])

@@ -20,6 +20,8 @@ import yaml
 from _runs import ENVIRONMENT, arrays, checkpoints, metrics, tensors, tree
 from _support import TINY, CroselCli, TinyRun, small_arrays
 
+from crosel import __version__
+
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {
     "config.yaml", "environment.json", "candidates.npz", "metrics.jsonl", "selection.npz", "labels.csv", "report.html",
@@ -465,6 +467,10 @@ def test_help_without_arguments(crosel_cli: CroselCli) -> None:
     assert (result.code, result.err) == (0, "")
     for verb in ("demo", "train", "eval", "predict", "labels", "report", "info"):
         assert f"  {verb} " in result.out
+
+
+def test_version(crosel_cli: CroselCli) -> None:
+    assert crosel_cli("--version") == (0, f"crosel {__version__}\n", "")
 
 
 def test_the_installed_script_trains(tmp_path: Path, image_npz: Path) -> None:

@@ -480,7 +480,7 @@ def test_sources_by_name_or_ending(tmp_path):
     other.write_text("1,2")
     with pytest.raises(UserError, match=r"cannot read '\.csv'"):
         load(str(other))
-    with pytest.raises(UserError, match="cannot read 'a folder'"):
+    with pytest.raises(UserError, match="cannot read a folder without"):
         load(str(tmp_path))
 
 

@@ -37,7 +37,10 @@ def read_folder(folder: Path, settings: DataSettings, progress: Progress | None 
     train = _gather(_classes(folder / "train") if split else classes)
     test = _gather(_classes(folder / "test")) if split else ([], [])
     if not train[0]:
-        raise UserError(f"{folder}: cannot read 'a folder' without a folder of images for each class inside")
+        raise UserError(
+            f"{folder}: cannot read a folder without a folder of images for each class inside; "
+            "images with candidate sets are listed in a csv file: path,candidates"
+        )
     vocabulary = Vocabulary({*train[1], *test[1]}, settings.classes)
     try:
         y, y_test = ([vocabulary[name] for name in part[1]] for part in (train, test))

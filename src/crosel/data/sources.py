@@ -15,6 +15,13 @@ FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "ci
 ENDINGS = ".csv, .tsv, .jsonl, .json (Label Studio), .npz, .mat or a folder for each class"
 
 
+def _absent(path: Path, name: str) -> str:
+    return (
+        f"{path} is not there; say where the published files are: --data DIR, "
+        f"or get them first: crosel data get {name} --to DIR"
+    )
+
+
 def _digits(data_dir: Path | None) -> Dataset:
     from crosel.data.digits import read_digits
 
@@ -27,7 +34,7 @@ def _cifar(name: str) -> Callable[[Path | None], Dataset]:
 
         folder = (data_dir or Path()) / FOLDERS[name]
         if not folder.is_dir():
-            raise UserError(f"{folder} is not there; say where the published files are: --data DIR")
+            raise UserError(_absent(folder, name.removesuffix("-coarse")))
         if name == "cifar10":
             return cifar.read_cifar10(folder)
         return cifar.read_cifar100(folder, coarse=name == "cifar100-coarse")
@@ -41,7 +48,7 @@ def _svhn(data_dir: Path | None) -> Dataset:
     train, test = ((data_dir or Path()) / f"{part}_32x32.mat" for part in ("train", "test"))
     for path in (train, test):
         if not path.is_file():
-            raise UserError(f"{path} is not there; say where the published files are: --data DIR")
+            raise UserError(_absent(path, "svhn"))
     return read_svhn(train, test)
 
 
@@ -123,4 +130,6 @@ def _read_folder(path: Path, settings: DataSettings, progress: Progress | None) 
         return cifar.read_cifar10(path)
     if (path / "train").is_file() and (path / "meta").is_file():
         return cifar.read_cifar100(path)
+    if (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file():  # its plots would pass for a class
+        raise UserError(f"{path} is a run folder, not data; to go on with it: crosel train --resume --out {path}")
     return read_folder(path, settings, progress)

@@ -40,7 +40,8 @@ def label_name(value: Any) -> str:
 def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     """A set of labels: a list, or names with | (or another separator) between them."""
     if isinstance(value, str):
-        value = _listed(value.strip()) or value.split(separator)
+        text = value.strip()
+        value = (_listed(text) or value.split(separator)) if text else []
     elif isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):

@@ -32,7 +32,11 @@ class TablesText(NamedTuple):
 def pick_format(form: str | None, out: Path | None = None) -> str:
     """The format asked for, or that of the file's ending, or markdown."""
     if form is None:
-        return ENDINGS.get(out.suffix.lower(), "markdown") if out else "markdown"
+        if out is None:
+            return "markdown"
+        if out.suffix.lower() not in ENDINGS:
+            raise UserError(f"{out}: give the file one of the endings {', '.join(ENDINGS)}, or say --format")
+        return ENDINGS[out.suffix.lower()]
     if form not in FORMATS:
         raise UserError(f"unknown format '{form}'{did_you_mean(form, FORMATS)}; there are {', '.join(FORMATS)}")
     return form

@@ -17,7 +17,7 @@ from crosel.tables.statistics import Estimate, PairedTest
 
 TITLES = dict(zip(METRICS, ("accuracy", "S-ratio", "S-acc"), strict=True))
 FORMATS = ("markdown", "csv", "latex")
-ENDINGS = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
+ENDINGS = {".md": "markdown", ".txt": "markdown", ".csv": "csv", ".tex": "latex"}
 
 
 class Text(NamedTuple):
