@@ -112,6 +112,7 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
             raise UserError(f"candidates: {matrix.shape[1]} columns for {len(known)} classes")
         return CandidateSets(matrix, np.arange(matrix.shape[1]) if known is None else known)
     if isinstance(rows, np.ndarray):
+        _tell_of_joined(rows)
         return _from_labels(rows, known)
     return _from_sets(rows, known)
 
@@ -174,6 +175,16 @@ def _ravel(array: Array) -> Array:
     )  # fmt: skip
     column: Array = array[:, 0]
     return column
+
+
+def _tell_of_joined(labels: Array) -> None:
+    """A column of our csv files, handed over as it is, would make every set a class of its own."""
+    joined = next((label for label in labels.tolist() if isinstance(label, str) and "|" in label), None)
+    if joined is not None:
+        warnings.warn(
+            f"candidates: {joined!r} is taken for one label; if it is a set, split it: [text.split('|') for text in y]",
+            stacklevel=5,
+        )
 
 
 def _is_set(item: Any) -> bool:

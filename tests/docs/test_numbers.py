@@ -1,4 +1,4 @@
-"""Shares in the tables of README and comparison are those of the records under results/, or the paper's."""
+"""Numbers in README, tables of docs and heads of presets are those of the records under results/, or the paper's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SHARE = re.compile(r"(\d+\.\d+) %|(\d+\.\d+) ± \d+\.\d+ %")
 def recorded() -> list[float]:
     """Last epochs of all runs, alone and as means over seeds, in per cent."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for file in (ROOT / "results").rglob("metrics.jsonl"):
+    for file in (ROOT / "results").rglob("*metrics.jsonl"):
         last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
-        kind = re.sub(r"-seed\d+$", "", str(file.parent.relative_to(ROOT)))
+        kind = re.sub(r"-seed\d+", "", str(file.relative_to(ROOT)))
         for metric in METRICS:
             if last.get(metric) is not None:
                 groups[kind, metric].append(100 * last[metric])
@@ -55,6 +55,38 @@ def test_shares_come_from_records(page: str) -> None:
     found = shares((ROOT / page).read_text(encoding="utf-8"))
     assert len(found) >= 6
     assert [share for share in found if not is_known(share, known)] == []
+
+
+def test_presets_say_what_they_gave() -> None:
+    known = recorded()
+    files = (ROOT / "src/crosel/presets/fast").glob("*.yaml")  # they have per cent signs in their comments only
+    found = [share for file in files for share in re.findall(r"(\d+\.\d+) %", file.read_text(encoding="utf-8"))]
+    assert len(found) >= 6
+    assert [share for share in found if not is_known(share, known)] == []
+
+
+def speed_row(case: dict[str, Any]) -> str:
+    """A row of the table of all cases, from the record of the benchmark."""
+    fast, plain = case["fast"], case.get("plain")
+    name = case["network"].replace("resnet", "ResNet").replace("wrn", "WRN")
+    networks = 2 if case["method"] == "crosel" else 1
+    cells = [
+        name, case["batch"], case["method"], f"{fast['ms']:.2f}", f"{fast['ms'] / networks:.2f}",
+        f"{plain['ms']:.1f}" if plain else "", f"{case['times_faster']:.1f}" if plain else "",
+        f"{case['images_per_second']:,.0f}", f"{case['share_of_views']:.1%}".replace("%", " %"),
+        f"{case['tflops']:.0f}", f"{case['share_of_matrix_rate']:.0%}".replace("%", " %"), f"{fast['peak_mib']:,.0f}",
+    ]  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def test_every_row_of_the_table_of_speeds_is_recorded() -> None:
+    files = ("h200.json", "h200-wrn-34-10.json")
+    records = [json.loads((ROOT / "results/speed" / file).read_text(encoding="utf-8")) for file in files]
+    recorded_rows = {speed_row(case) for record in records for case in record["cases"]}
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    rows = [" ".join(line.split()) for line in page.splitlines() if re.match(r"\| (WRN|ResNet)-\S+ \| \d+ \|", line)]
+    assert len(rows) == 12
+    assert [row for row in rows if row not in {" ".join(row.split()) for row in recorded_rows}] == []
 
 
 def test_a_share_that_nobody_measured_is_found() -> None:

@@ -401,6 +401,13 @@ def test_score_with_weights() -> None:
         assert clf.score(x, column) == right.mean()
 
 
+def test_sets_written_as_in_a_csv_are_told_of() -> None:
+    x, _, _ = problem(4)
+    with pytest.warns(UserWarning, match=r"'cat\|dog' is taken for one label; if it is a set, split it"):
+        clf = small(epochs=1).fit(x, ["cat|dog", "dog", "cat", "dog"])
+    assert clf.classes_.tolist() == ["cat", "cat|dog", "dog"]
+
+
 def test_random_state() -> None:
     x, _, sets = problem(30)
 
