@@ -1,11 +1,14 @@
 """A process that has imported crosel and forks a child for every command: a real process without torch's start-up.
 
 Requests come as lines of JSON on standard input, answers go to standard output:
-{"argv": [...], "stdout": path, "stderr": path, "trap": null or {...}} -> {"pid": ...};  {"wait": pid} -> {"code": ...}.
+{"argv": [...], "stdout": path, "stderr": path, "trap": null or {...}, "behind": null or seconds} -> {"pid": ...};
+{"wait": pid} -> {"code": ...}.
 
 A trap ends the child by SIGKILL at the n-th call of a function: {"target": "os:replace", "call": 3, "when": "before"}.
 `when` is "before", "after", or "half", which cuts the file being flushed in half first (target "os:fsync").
 With "seconds" it does not kill: every call from the n-th on takes that much longer.
+
+With `behind` checkpoints are written while training goes on, as on a GPU, and each takes that much longer.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ import crosel.config
 import crosel.data.npz
 import crosel.evaluate
 import crosel.methods
+import crosel.run
 import crosel.runner
 
 
-def set_trap(target: str, call: int = 1, when: str = "before", seconds: float = 0.0) -> None:
+def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None) -> None:
     module_name, _, path = target.partition(":")
     *parents, name = path.split(".")
     owner: Any = importlib.import_module(module_name)
@@ -44,7 +48,7 @@ def set_trap(target: str, call: int = 1, when: str = "before", seconds: float = 
         if target == "os:fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode):
             return real(*args, **kwargs)  # count files only, so that the n-th call means the n-th file
         calls += 1
-        if seconds:
+        if seconds is not None:
             if calls >= call:
                 time.sleep(seconds)
             return real(*args, **kwargs)
@@ -67,7 +71,10 @@ def child(request: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["crosel", *request["argv"]]
-    if request.get("trap"):
+    if request["behind"] is not None:
+        crosel.run.writes_behind = lambda device: True
+        set_trap("crosel.checkpoint:write", seconds=request["behind"])
+    if request["trap"]:
         set_trap(**request["trap"])
     code = 0
     try:

@@ -69,16 +69,18 @@ class ForkServer:
         assert answer, "the fork server has died"
         return dict(json.loads(answer))
 
-    def start(self, *argv: object, trap: dict[str, Any] | None = None) -> Child:
+    def start(self, *argv: object, trap: dict[str, Any] | None = None, behind: float | None = None) -> Child:
         number = next(self.numbers)
         out, err = self.folder / f"{number}.out", self.folder / f"{number}.err"
         out.touch()
         err.touch()
-        request = {"argv": list(map(str, argv)), "stdout": str(out), "stderr": str(err), "trap": trap}
+        request = {"argv": list(map(str, argv)), "stdout": str(out), "stderr": str(err), "trap": trap, "behind": behind}
         return Child(self, self.ask(request)["pid"], out, err)
 
-    def run(self, *argv: object, trap: dict[str, Any] | None = None) -> tuple[int, str, str]:
-        child = self.start(*argv, trap=trap)
+    def run(
+        self, *argv: object, trap: dict[str, Any] | None = None, behind: float | None = None
+    ) -> tuple[int, str, str]:
+        child = self.start(*argv, trap=trap, behind=behind)
         code = child.wait()
         return code, child.out, child.err
 

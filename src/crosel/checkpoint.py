@@ -14,9 +14,9 @@ import json
 import re
 import stat
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import safetensors
@@ -70,27 +70,45 @@ def write(folder: Path, epoch: int, step: int, tensors: dict[str, Tensor], state
 
 
 class Writer:
-    """Saves in a thread of its own, one checkpoint after the other. Copies are made before `save` returns.
+    """Saves in a thread, one checkpoint after the other. Copies are made before `save` returns.
 
-    What a disk says no to is raised by the next `save` or by `wait`, whichever comes first.
+    What a disk says no to is raised by the next `save` or by `wait`, whichever comes first. A `wait` that is ended by a
+    second Ctrl-C has not happened: the next one waits again.
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._under_way: Future[Path] | None = None
+        self._written: Event | None = None  # of what is under way; no `join`, which must not be interrupted before 3.13
+        self._error: BaseException | None = None
 
     def save(
         self, folder: Path, epoch: int, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
     ) -> None:
         self.wait()  # never two copies in memory
-        values = copied(tensors), json.dumps(state)
-        self._under_way = self._thread.submit(write, folder, epoch, step, *values, keep)
+        values = folder, epoch, step, copied(tensors), json.dumps(state), keep
+        self._written = Event()
+        # A thread and no pool of them: a pool takes no more work once the main thread has ended, and a run may be in
+        # another. A daemon, so that a disk that hangs does not keep a process alive that has been told to end.
+        thread = Thread(target=self._write, args=(self._written, *values), name="checkpoint", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads: then it is written here
+            self._write(self._written, *values)
+
+    def _write(self, written: Event, *values: Any) -> None:
+        try:
+            write(*values)
+        except BaseException as error:
+            self._error = error
+        finally:
+            written.set()
 
     def wait(self) -> None:
         """Return when all that was given is on the disk."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        if self._written is not None:
+            self._written.wait()
+        self._written, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -29,6 +29,7 @@ from crosel.data.settings import Progress
 from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
+from crosel.memory import OneLine
 from crosel.redact import without_secrets
 from crosel.session import Session, build_session
 from crosel.train import Row
@@ -38,6 +39,9 @@ FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
     "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
+_SAVING = OneLine(
+    torch.device("cpu"), "for a checkpoint", "what was saved before is good; free some memory and go on with --resume"
+)  # the copy is in the host's memory, whatever trains
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 
@@ -250,13 +254,14 @@ class RunFolder:
         p = session.progress
         tensors, state = session.state()
         state["config"] = session.config.model_dump(mode="json")
-        self._writer.save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
-        if not writes_behind(session.device):
-            self.wait()
+        save = self._writer.save if writes_behind(session.device) else checkpoint.save
+        with _SAVING:
+            save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
 
     def wait(self) -> None:
         """Return when the last state is on the disk."""
-        self._writer.wait()
+        with _SAVING:
+            self._writer.wait()
 
     def on_epoch(self, session: Session, row: Row) -> None:
         with disk_errors(self / "metrics.jsonl"), open(self / "metrics.jsonl", "a", encoding="utf-8") as stream:

@@ -85,13 +85,13 @@ def train_run(
 
             def lead() -> Session:
                 held.enter_context(folder.locked())
-                held.callback(folder.wait)  # however the run ends: what it says is saved is on the disk
                 folder.check_can_hold(resume or world.restarted)
                 data = load_data(config, progress=console.on_images)
                 for note in data.notes:
                     console.say(note)
                 full = with_full_paths(resolve(config, data))
                 _guard(held, stop, full, device)
+                held.callback(folder.wait)  # however the run ends: what it says is saved is on the disk
                 return _open(folder, full, data, device, console, trust_code, corrections, world)
 
             def follow(start: Start) -> Session:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from _runs import assert_same_run, checkpoints, metrics
+from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics
 from _support import CroselCli, TinyRun
 
-from crosel import checkpoint, run
-from crosel.errors import UserError
+from crosel import checkpoint, run, train
+from crosel.errors import Diverged, UserError
 from crosel.runner import StopFlag
 from crosel.train import Row
 
 STATE = {"epoch": 1, "step": 0, "rows": [], "seconds": 0.0, "device": "cpu", "data": "d", "candidates": "c"}
+STEPS = 6  # of an epoch of the tiny run
 
 
 @pytest.fixture
@@ -151,3 +157,149 @@ def test_a_disk_that_refuses(
     assert f"going on after epoch {epoch - 1}" in result.err
     assert metrics(out) == metrics(tiny_run.path)
     assert_same_run(out, tiny_run.path)
+
+
+# --- signals, kills, and other ends -------------------------------------------------------------------------------
+
+
+def chosen_moments() -> Iterator[Any]:
+    """While a checkpoint is hashed, written and renamed, and while training goes on beside it."""
+    for number in range(5, 9):  # the four checkpoints come after four other files
+        yield pytest.param("os:fsync", number, "half", 0.0, id=f"file {number} half written")
+        yield pytest.param("os:replace", number, "before", 0.0, id=f"file {number} written but not renamed")
+    for number in (1, 2, 4):
+        yield pytest.param("crosel.checkpoint:prune", number, "before", 0.0, id=f"before old ones go, {number}")
+        yield pytest.param("crosel.run:RunFolder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics")
+    yield pytest.param("crosel.stepper:Stepper.__call__", 15, "before", 0.2, id="in a step")
+    yield pytest.param("crosel.train:training_pass", 3, "after", 0.2, id="after a pass over the training set")
+    for name in ("write_selection", "write_labels", "write_report"):
+        yield pytest.param(f"crosel.runner:{name}", 1, "after", 0.2, id=f"after {name}")
+    yield pytest.param("crosel.run:RunFolder.finish", 1, "before", 0.2, id="before the last wait")
+
+
+@pytest.mark.parametrize(("target", "call", "when", "seconds"), list(chosen_moments()))
+def test_killed_at_a_chosen_moment(
+    target: str, call: int, when: str, seconds: float, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    """The metrics may be an epoch ahead of the checkpoints: that epoch is done again, and ends with the same bits."""
+    out = tmp_path / "run"
+    trap = {"target": target, "call": call, "when": when}
+    code, _, err = fork_server.run(*tiny_run.command, "--out", out, trap=trap, behind=seconds)
+    assert code == -signal.SIGKILL, err
+    reported = len(metrics(out))
+    code, _, err = fork_server.run("train", "--resume", "--out", out, behind=seconds)
+    assert code == 0, err
+    going_on = err.splitlines()[0].removeprefix("going on after epoch ")
+    assert (int(going_on) if going_on.isdigit() else 0) >= reported - 1
+    if seconds and target.endswith("on_epoch"):
+        assert reported == call, "the line of metrics is there"
+        assert f"going on after epoch {call - 1}\n" in err or call == 1, "and its checkpoint is not"
+    assert_same_run(out, tiny_run.path)
+
+
+def test_signals_do_not_cut_the_last_write_short(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
+    """Launchers send SIGTERM more than once; what was promised is written all the same."""
+    out = tmp_path / "run"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05}
+    child = fork_server.start(*tiny_run.command, "--out", out, trap=slow, behind=0.7)
+    child.wait_for(lambda: "epoch 2/4" in child.err)
+    for _ in range(12):  # in the step, in the wait for the checkpoint before, and in the last wait
+        child.signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert child.wait() == 130
+    assert child.err.splitlines()[-1].startswith("crosel: stopped; the state is saved.")
+    assert "epoch-00002-step-00000" in checkpoints(out)[-1].name
+    assert "step-000000" not in checkpoints(out)[-1].name
+    code, _, err = fork_server.run("train", "--resume", "--out", out)
+    assert code == 0, err
+    assert_same_run(out, tiny_run.path)
+
+
+def test_a_second_ctrl_c_does_not_leave_a_writer_behind(
+    tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    """It ends the run, but not before the folder is nobody's: the next process must not meet a late file."""
+    out = tmp_path / "run"
+    child = fork_server.start(*tiny_run.command, "--out", out, behind=1.0)
+    child.wait_for(lambda: "epoch 1/4" in child.err)  # epoch 2 ends long before its checkpoint may be begun
+    time.sleep(0.3)
+    child.signal(signal.SIGINT)
+    time.sleep(0.1)
+    child.signal(signal.SIGINT)
+    assert child.wait() == 130
+    assert child.err.splitlines()[-1] == "crosel: stopped"
+    assert [path.name[:11] for path in checkpoints(out)] == ["epoch-00001"]
+    code, _, err = fork_server.run("train", "--resume", "--out", out)
+    assert code == 0, err
+    assert_same_run(out, tiny_run.path)
+
+
+@pytest.mark.parametrize("ends", ["by itself", "stopped"])
+def test_no_memory_for_a_checkpoint(
+    ends: str, tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, behind: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Path:
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    if ends == "stopped":
+        monkeypatch.setattr(StopFlag, "__call__", lambda flag: True)
+    result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
+    assert result.code == 2
+    assert result.err.splitlines()[-1].startswith("crosel: out of memory for a checkpoint; what was saved before is")
+    assert "Traceback" not in result.err
+
+
+def test_divergence_leaves_the_last_checkpoint(
+    tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, behind: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that the last checkpoint is good; so it must be there, though it was under way."""
+    write = checkpoint.write
+
+    def slow(*args: Any) -> Path:
+        time.sleep(0.3)
+        return write(*args)
+
+    def bad(session: Any, epoch: int) -> None:
+        if epoch == 3:
+            raise Diverged("the weights are not finite any more; the last checkpoint is good")
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(train, "check_weights", bad)
+    result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
+    assert result.code == 2
+    assert "the last checkpoint is good" in result.err
+    assert [path.name[:11] for path in checkpoints(tmp_path / "run")] == ["epoch-00001", "epoch-00002"]
+
+
+def test_without_another_thread_it_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    writer = checkpoint.Writer()
+    writer.save(tmp_path, 1, 0, tensors(), STATE, keep=2)
+    writer.wait()
+    assert checkpoint.load_newest(tmp_path).checkpoint is not None
+
+
+def test_a_run_may_outlive_the_main_thread(tmp_path: Path) -> None:
+    """As where a program starts a run in a thread and has nothing else to do: Python waits for such threads."""
+    program = f"""
+import threading
+from pathlib import Path
+import torch
+from crosel import checkpoint
+
+def run():
+    threading.main_thread().join()
+    writer = checkpoint.Writer()
+    for epoch in (1, 2):
+        writer.save(Path({str(tmp_path)!r}), epoch, 0, {{"w": torch.zeros(2)}}, {{}}, keep=2)
+    writer.wait()
+
+threading.Thread(target=run).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name[:11] for path in sorted(tmp_path.iterdir())] == ["epoch-00001", "epoch-00002"]
