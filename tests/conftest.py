@@ -15,6 +15,11 @@ import pytest
 from _browser import chromium
 from _runs import ForkServer
 from _support import TINY, CroselCli, TinyRun, run_cli, small_arrays
+from hypothesis import settings
+
+# A machine with other work on it makes a case slow now and then, which says nothing about the code.
+settings.register_profile("crosel", deadline=None)
+settings.load_profile("crosel")
 
 
 @pytest.fixture(scope="session")

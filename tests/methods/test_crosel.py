@@ -443,13 +443,26 @@ def test_targets_carry_no_gradient(monkeypatch):
 
 @pytest.mark.parametrize(("mode", "passes"), [("train", 3), ("eval", 2)])
 def test_target_pass_moves_running_statistics_in_train_mode_only(mode, passes):
-    """Selected batch, targets, mixed batch: three passes in train mode, of which `eval` leaves out the second."""
+    """Targets, selected batch, mixed batch: three passes in train mode, of which `eval` leaves out the first."""
     method = selecting(build(target_mode=mode))
     before = [network.norm.num_batches_tracked.item() for network in method.networks]
     assert before == [0, 0]
     step(method)
     assert [network.norm.num_batches_tracked.item() for network in method.networks] == [passes] * 2
     assert all(network.training for network in method.networks)
+
+
+def test_order_of_the_passes(monkeypatch):
+    """Targets, selected batch, mixed batch: the order in which running statistics move, and what the targets see."""
+    calls = record_mix(monkeypatch)
+    method = selecting(build(networks=1))
+    batches, seen = draw(method), []
+    method.networks[0].register_forward_hook(lambda m, args, out: seen.append((args[0], torch.is_grad_enabled())))
+    step(method, batches)
+    everything, chosen = batches["all_0"], batches["selected_0"]
+    expected = [torch.cat([everything["weak"], everything["strong"]]), chosen["weak"], mix(*calls[0])]
+    assert all(torch.equal(x, y) for (x, _), y in zip(seen, expected, strict=True))
+    assert [gradient for _, gradient in seen] == [False, True, True]
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -479,6 +492,8 @@ def test_one_lambda_a_step_or_one_a_pair(per_pair, monkeypatch):
     assert all(weight.shape == ((2 * SIZE,) if per_pair else (1,)) for _, _, weight in calls)
     assert all(sorted(partner.tolist()) == list(range(2 * SIZE)) for _, partner, _ in calls)
     assert not torch.equal(calls[0][1], calls[2][1])  # each network has its own partners
+    assert not torch.equal(calls[0][2], calls[2][2])  # and its own λ'
+    assert all((partner[:SIZE] >= SIZE).any() for _, partner, _ in calls)  # a weak view may meet a strong one
 
 
 def test_a_step_follows_its_generator():
@@ -683,6 +698,26 @@ def test_training_labels():
     assert (~said.stable[0]).nonzero().flatten().tolist() == [4]
     assert (~said.selected[0]).nonzero().flatten().tolist() == [2, 4]
     assert said.labels.dtype == torch.int64
+
+
+def test_training_labels_tell_the_last_epochs():
+    """Confidence is the mean over them, the newest comes last, and each epoch counts for what it selected itself."""
+    method = build(kind="full", gamma=0.7)
+    labels, confidence = torch.zeros(2, N, dtype=torch.long), torch.full((2, N), 0.5)
+    for epoch, sure in enumerate((0.6, 0.9, 0.9, 0.9), start=1):
+        confidence[1] = sure
+        observe(method, labels, confidence)
+        method.end_epoch(epoch)
+    labels[:, 0] = 1
+    confidence[1] = 0.6
+    observe(method, labels, confidence)
+    method.end_epoch(5)
+    said = method.training_labels()
+    assert said.past_labels[:, :, 0].tolist() == [[0, 0, 1]] * 2
+    torch.testing.assert_close(said.past_confidence[1], torch.tensor([0.9, 0.9, 0.6]).unsqueeze(1).expand(3, N))
+    torch.testing.assert_close(said.confidence, torch.tensor([[0.5], [0.8]]).expand(2, N))
+    # Network 1 was sure from the third epoch on; example 0 has changed its label in the fifth.
+    assert said.epochs_selected.tolist() == [[0] * N, [2] + [3] * (N - 1)]
 
 
 def test_selected_labels_are_stable_ones_while_gamma_ramps():

@@ -154,6 +154,19 @@ def test_the_extra_pass_is_in_training_mode_without_gradient():
     assert method.networks[0].norm.num_batches_tracked.item() == tracked + 1
 
 
+def test_settings_are_heeded():
+    method = make(LWS, view="strong", epsilon=0.1)
+    assert method.streams()["all"].views == ("strong",)
+    method.train()
+    outputs = []
+    method.networks[0].register_forward_hook(lambda module, args, output: outputs.append(output))
+    drawn = batches(method, 8, torch.Generator())
+    method.after_step(drawn)
+    index = drawn["all"].index
+    expected = slow_weights(outputs[0], method.candidates[index], epsilon=0.1)
+    torch.testing.assert_close(method.weights[index].double(), expected, atol=1e-6, rtol=1e-5)
+
+
 def test_trains():
     assert_trains(make(LWS))
 

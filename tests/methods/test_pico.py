@@ -238,6 +238,7 @@ def test_phases_and_schedule():
 def test_what_it_starts_from():
     method = make(PiCO, queue=10)
     assert torch.equal(method.weights, uniform_weights(method.candidates))
+    assert method.settings.contrast == 0.5
     assert (method.prototypes == 0).all()
     assert method.prototypes.shape == (5, 128)
     torch.testing.assert_close(method.queue.norm(dim=1), torch.ones(10))
@@ -284,7 +285,7 @@ def test_key_network_follows_by_moving_average_alone():
 
 def test_a_run_by_hand():
     """Every state and every loss of a run through both phases, by loops from what the networks gave."""
-    method = make(PiCO, epochs=4, queue=10, dimensions=6, proto_momentum=0.8, contrast=0.5, temperature=0.2)
+    method = make(PiCO, epochs=4, queue=10, dimensions=6, proto_momentum=0.8, contrast=0.7, temperature=0.2)
     table = uniform_weights(method.candidates).double()
     prototypes = method.prototypes.double().clone()
     queue = list(zip(method.queue.double().tolist(), method.queue_labels.tolist(), strict=True))
@@ -323,7 +324,7 @@ def test_a_run_by_hand():
 
         assert losses.report["loss_class"].item() == pytest.approx(cls, rel=1e-4)
         assert losses.report["loss_contrast"].item() == pytest.approx(contrast, rel=1e-4)
-        assert losses.objective.item() == pytest.approx(cls + 0.5 * contrast, rel=1e-4)
+        assert losses.objective.item() == pytest.approx(cls + 0.7 * contrast, rel=1e-4)
         torch.testing.assert_close(method.weights.double(), table, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(method.prototypes.double(), prototypes, atol=1e-5, rtol=1e-4)
         oldest = method.queue_pointer.item()

@@ -124,7 +124,10 @@ def test_loss_uses_the_old_weights_and_leaves_new_ones():
     assert not outputs  # one pass a step
 
 
-def test_trains():
+def test_trains_and_uses_its_view():
+    method = make(PRODEN, view="strong")
+    assert method.streams()["all"].views == ("strong",)
+    assert_trains(method)
     assert_trains(make(PRODEN))
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crosel.bank import MemoryBank, Selection
+from crosel.bank import MemoryBank, Selection, label_is_stable
 
 torch.set_num_threads(1)
 few = settings(max_examples=60, deadline=None)
@@ -218,6 +218,8 @@ def test_a_row_that_was_not_written_is_not_selected():
     for criteria in CRITERIA:
         chosen = bank.select(torch.ones(6, 3, dtype=torch.bool), 0.0, criteria)
         assert chosen.mask.tolist() == [True] * 4 + [False] * 2
+    assert (bank.confidence[-1, 4:] == 0).all(), "nothing is left of the entry that was dropped"
+    assert not label_is_stable(torch.full((3, 2), -1)).any()
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000])
