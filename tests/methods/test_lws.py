@@ -21,7 +21,7 @@ from _toy import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosel.methods.lws import LWS, lws_loss, lws_terms, lws_weights
+from crosel.methods.lws import LWS, lwc_terms, lws_loss, lws_terms, lws_weights
 
 
 def slow_terms(logits, candidates, weights):
@@ -105,6 +105,54 @@ def test_finite_at_extremes():
 def test_weights_start_at_one_over_k():
     method = make(LWS, n=7, k=4)
     assert torch.equal(method.weights, torch.full((7, 4), 0.25))
+
+
+def test_the_force_on_a_label_is_its_weight_times_the_slope():
+    """Why LWS can lose a class: σ(f)σ(-f) is next to nothing where f is far below 0, however wrong that is."""
+    logits, candidates = 3 * torch.randn(6, 5), random_sets(6, 5)
+    weights = lws_weights(logits, candidates)
+    logits.requires_grad_()
+    (len(logits) * lws_loss(logits, candidates, weights, 2.0)).backward()
+    for grad, row, chosen, w in zip(*(t.tolist() for t in (logits.grad, logits, candidates, weights)), strict=True):
+        slope = [1 / (1 + math.exp(-f)) / (1 + math.exp(f)) for f in row]
+        expected = [w_j * d * (-1 if s else 2) for w_j, d, s in zip(w, slope, chosen, strict=True)]
+        assert grad == pytest.approx(expected, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(logits_and_sets())
+def test_cross_entropy_is_its_definition(drawn):
+    logits, candidates = drawn
+    weights = slow_weights(logits, candidates)
+    inside = outside = 0.0
+    for row, chosen, w in zip(logits.tolist(), candidates.tolist(), weights.tolist(), strict=True):
+        p = softmax(row)
+        inside -= sum(w_j * math.log(p_j) for p_j, s, w_j in zip(p, chosen, w, strict=True) if s)
+        others = [sum(p[:j] + p[j + 1 :]) for j in range(len(p))]  # 1 - p_j would lose digits
+        outside -= sum(w_j * math.log(q_j) for q_j, s, w_j in zip(others, chosen, w, strict=True) if not s)
+    ours = lwc_terms(logits.double(), candidates, weights)
+    assert ours[0].item() == pytest.approx(inside / len(logits), rel=1e-6, abs=1e-9)
+    assert ours[1].item() == pytest.approx(outside / len(logits), rel=1e-6, abs=1e-9)
+
+
+def test_cross_entropy_has_a_gradient_and_stays_finite():
+    logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    candidates = random_sets(5, 4)
+    weights = lws_weights(logits, candidates).double()
+    assert torch.autograd.gradcheck(lambda f: sum(lwc_terms(f, candidates, weights)), logits)
+    assert_finite_at_extremes(lambda f, s: sum(lwc_terms(f, s, lws_weights(f, s))))
+
+
+def test_trains_with_cross_entropy():
+    method = make(LWS, loss="cross-entropy", beta=2.0)
+    drawn = batches(method, 8, torch.Generator())
+    index = drawn["all"].index
+    losses = method.loss(drawn, torch.Generator())
+    inside, outside = lwc_terms(
+        method.networks[0](drawn["all"]["weak"]), method.candidates[index], method.weights[index]
+    )
+    torch.testing.assert_close(losses.objective, inside + 2 * outside)
+    assert_trains(method)
 
 
 def test_the_loss_reads_and_the_extra_pass_writes():

@@ -6,6 +6,7 @@ Legend: f raw logits, σ the logistic function, p = softmax(f), S candidate set,
 labels (inside and outside S), β what the labels outside S count, ε = 1e-8.
 
     L = mean of [ Σ_{j in S} w_j σ(-f_j)  +  β Σ_{j not in S} w_j σ(f_j) ]       -> `lws_terms`, `lws_loss`
+    or, with cross-entropy, -log p_j in place of σ(-f_j) and -log(1 - p_j) in place of σ(f_j)   -> `lwc_terms`
     w at the start: 1/k on every label
     w after a step: p_j / (Σ_{i in A} p_i + k ε), where A is S for the labels    -> `lws_weights`
                     in S, and the complement for the others
@@ -19,6 +20,8 @@ Differences between paper and released code, and what we do:
   makes one more pass after the step, in training mode and without gradient, so that running statistics of
   batch normalisation move twice a step. We do the latter.
 * Both add 1e-8 to each of the k summands of both sums; so do we.
+* The paper's losses are a family, and LWS is its member with the sigmoid. That one loses whole classes in some runs
+  (docs/methods/lws.md), its member with cross-entropy (LWC) lost none: `loss`, a setting.
 * β is 1 in the authors' CIFAR-10 runs, and our default. CroSel's paper does not say what it used.
 * The authors train without augmentation; CroSel's table adds the weak view, which is our default.
 """
@@ -33,6 +36,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.crdpll import log_one_minus_probability
 
 
 def lws_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,6 +53,14 @@ def lws_loss(logits: Tensor, candidates: Tensor, weights: Tensor, beta: float) -
     return inside + beta * outside
 
 
+def lwc_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of -Σ_{j in S} w_j log p_j and of -Σ_{j not in S} w_j log(1 - p_j)."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    inside = (weights * torch.log_softmax(logits, dim=1)).masked_fill(~candidates, 0.0)
+    outside = (weights * log_one_minus_probability(logits)).masked_fill(candidates, 0.0)
+    return -inside.sum(dim=1).mean(), -outside.sum(dim=1).mean()
+
+
 def lws_weights(logits: Tensor, candidates: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Return p renormalised within S and, separately, within its complement, without gradient, float32."""
     p = torch.softmax(logits.detach().float(), dim=1)
@@ -59,6 +71,7 @@ def lws_weights(logits: Tensor, candidates: Tensor, epsilon: float = 1e-8) -> Te
 class LWSSettings(MethodSettings):
     name: Literal["lws"] = "lws"
     view: Literal["plain", "weak", "strong"] = Field("weak", description="augmentation of the training batch")
+    loss: Literal["sigmoid", "cross-entropy"] = Field("sigmoid", description="loss of a label: LWS, or LWC")
     beta: float = Field(1.0, ge=0, description="β, what the labels outside the candidate set count")
     epsilon: float = Field(1e-8, gt=0, description="added to each summand when weights are renormalised")
 
@@ -83,7 +96,8 @@ class LWS(Method):
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
         logits = self.networks[0](batch[self.settings.view])
-        inside, outside = lws_terms(logits, self.candidates[batch.index], self.weights[batch.index])
+        terms = lws_terms if self.settings.loss == "sigmoid" else lwc_terms
+        inside, outside = terms(logits, self.candidates[batch.index], self.weights[batch.index])
         loss = inside + self.settings.beta * outside
         parts = {"loss": loss, "loss_candidates": inside, "loss_others": outside}
         return Losses(loss, {name: part.detach() for name, part in parts.items()})
