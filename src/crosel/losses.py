@@ -78,3 +78,14 @@ def supcon_loss(
     positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
     negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
     return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
+
+
+def log_one_minus_probability(logits: Tensor) -> Tensor:
+    """Return log(1 - p_j) for every label, finite for any finite logits of two classes or more."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    likeliest = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.argmax(dim=1, keepdim=True), True)
+    rest = logits.masked_fill(likeliest, -torch.inf).logsumexp(dim=1, keepdim=True)
+    of_likeliest = rest - logits.logsumexp(dim=1, keepdim=True)
+    # Zero at the likeliest label keeps log1p(-1) and its infinite slope out of the graph.
+    of_others = torch.log1p(-torch.softmax(logits, dim=1).masked_fill(likeliest, 0.0))
+    return torch.where(likeliest, of_likeliest, of_others)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol, cast
@@ -26,7 +27,7 @@ from crosel.weights import Conv2d, Linear
 NetworkFactory = Callable[[], nn.Module]
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Module, ABC):
     """Features and a linear layer on top."""
 
     def __init__(self, feature_size: int, classes: int) -> None:
@@ -34,8 +35,9 @@ class Classifier(nn.Module):
         self.feature_size = feature_size
         self.head = Linear(feature_size, classes)
 
+    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        raise NotImplementedError  # abstract
+        """The last hidden layer: [B, feature_size]."""
 
     def classify(self, features: Tensor) -> Tensor:
         out: Tensor = self.head(features)

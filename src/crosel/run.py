@@ -53,6 +53,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._writer = checkpoint.Writer()
+        self._rows: list[Row] = []  # of an epoch whose checkpoint is under way
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -251,6 +252,7 @@ class RunFolder:
         pass
 
     def on_state(self, session: Session) -> None:
+        self.wait()
         p = session.progress
         tensors, state = session.state()
         state["config"] = session.config.model_dump(mode="json")
@@ -259,13 +261,22 @@ class RunFolder:
             save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
 
     def wait(self) -> None:
-        """Return when the last state is on the disk."""
-        with _SAVING:
-            self._writer.wait()
+        """Return when the last state is on the disk. Only then does its epoch get into the metrics."""
+        try:
+            with _SAVING:
+                self._writer.wait()
+        except Exception:
+            self._rows.clear()
+            raise
+        while self._rows:
+            line = _line(self._rows.pop(0))
+            with disk_errors(self / "metrics.jsonl"), open(self / "metrics.jsonl", "a", encoding="utf-8") as stream:
+                stream.write(line)
 
     def on_epoch(self, session: Session, row: Row) -> None:
-        with disk_errors(self / "metrics.jsonl"), open(self / "metrics.jsonl", "a", encoding="utf-8") as stream:
-            stream.write(_line(row))
+        self._rows.append(row)
+        if not writes_behind(session.device):
+            self.wait()
 
     def read_metrics(self) -> list[Row]:
         """Rows of metrics.jsonl; a last line cut in half by a crash is left out."""
@@ -279,7 +290,6 @@ class RunFolder:
         return rows
 
     def finish(self) -> None:
-        self.wait()
         atomic_write(self / "done", time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
 
 

@@ -172,6 +172,7 @@ def _follow(start: Start, device: torch.device, trust_code: bool, world: World) 
 
 def finish(folder: RunFolder, session: Session) -> None:
     """Write what a finished run leaves behind; `done` comes last."""
+    folder.wait()  # the report shows the last epoch, too
     table = label_table(session)
     write_selection(session, folder / "selection.npz")
     write_predictions(session, table, folder / "predictions.npz")

@@ -247,8 +247,8 @@ def test_forward_is_classify_of_features(network):
 
 
 def test_a_classifier_needs_features():
-    with pytest.raises(NotImplementedError):
-        Classifier(3, 2)(torch.zeros(1, 3))
+    with pytest.raises(TypeError, match=r"abstract method '?features"):
+        Classifier(3, 2)
 
 
 # --- by name ------------------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from _toy import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosel.losses import log_one_minus_probability
 from crosel.methods.crdpll import (
     CRDPLL,
     consistency_loss,
     consistent_targets,
     kl_divergence,
-    log_one_minus_probability,
     ramp,
     supervised_loss,
 )

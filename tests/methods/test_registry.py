@@ -10,12 +10,13 @@ from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 
 from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, soft_cross_entropy
 from crosel.methods import base
-from crosel.methods.base import Losses, Method, MethodSettings, find_method, methods, register
+from crosel.methods.base import Losses, Method, MethodSettings, Problem, find_method, methods, register
 from crosel.runner import train_run
 
 OUTSIDE = """
@@ -88,6 +89,14 @@ def test_wrong_registrations_are_refused() -> None:
         register(type("Nameless", (Method,), {}))
     with pytest.raises(ValueError, match="registered already"):
         register(type("Again", (Method,), {"name": "cc", "title": "", "paper": "", "Settings": MethodSettings}))
+
+
+def test_a_method_without_a_loss_cannot_be_built() -> None:
+    class Nothing(Method):
+        name = "nothing"
+
+    with pytest.raises(TypeError, match=r"abstract method '?loss"):
+        Nothing(MethodSettings(name="nothing"), Problem(torch.ones(2, 2, dtype=torch.bool), 1, 1), nn.Identity)
 
 
 def test_an_unknown_method_is_named_with_its_neighbour() -> None:

@@ -24,6 +24,7 @@ And one that makes several processes learn what one does (`crosel.distributed`; 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -107,7 +108,7 @@ class TrainingLabels:
     past_confidence: Tensor | None = None
 
 
-class Method(nn.Module):
+class Method(nn.Module, ABC):
     """Base class: one network, one stream of weak views, prediction by softmax."""
 
     name: ClassVar[str]
@@ -139,9 +140,9 @@ class Method(nn.Module):
         """Return the batches wanted in every step of this epoch, by name."""
         return {"all": Stream(("weak",))}
 
+    @abstractmethod
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         """Compute the losses of one step. No backward pass, no host synchronisation."""
-        raise NotImplementedError  # abstract
 
     def after_step(self, batches: Mapping[str, Batch]) -> None:
         """Update state after the optimiser's step, without gradient."""

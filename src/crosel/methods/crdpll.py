@@ -36,23 +36,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.losses import restrict, soft_cross_entropy
+from crosel.losses import log_one_minus_probability, restrict, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
 from crosel.nets import apart
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
-
-
-def log_one_minus_probability(logits: Tensor) -> Tensor:
-    """Return log(1 - p_j) for every label, finite for any finite logits of two classes or more."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    likeliest = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.argmax(dim=1, keepdim=True), True)
-    rest = logits.masked_fill(likeliest, -torch.inf).logsumexp(dim=1, keepdim=True)
-    of_likeliest = rest - logits.logsumexp(dim=1, keepdim=True)
-    # Zero at the likeliest label keeps log1p(-1) and its infinite slope out of the graph.
-    of_others = torch.log1p(-torch.softmax(logits, dim=1).masked_fill(likeliest, 0.0))
-    return torch.where(likeliest, of_likeliest, of_others)
 
 
 def supervised_loss(logits: Tensor, candidates: Tensor) -> Tensor:
