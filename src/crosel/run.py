@@ -269,9 +269,9 @@ class RunFolder:
             self._rows.clear()
             raise
         while self._rows:
-            line = _line(self._rows.pop(0))
+            row = self._rows.pop(0)
             with disk_errors(self / "metrics.jsonl"), open(self / "metrics.jsonl", "a", encoding="utf-8") as stream:
-                stream.write(line)
+                stream.write(_line(row))
 
     def on_epoch(self, session: Session, row: Row) -> None:
         self._rows.append(row)
