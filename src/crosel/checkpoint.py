@@ -77,7 +77,8 @@ class Writer:
     """
 
     def __init__(self) -> None:
-        self._written: Event | None = None  # of what is under way; no `join`, which must not be interrupted before 3.13
+        self._written: Event | None = None  # of what is under way; a `join` must not be interrupted before Python 3.13
+        self._thread: Thread | None = None
         self._error: BaseException | None = None
 
     def save(
@@ -88,10 +89,11 @@ class Writer:
         self._written = Event()
         # A thread and no pool of them: a pool takes no more work once the main thread has ended, and a run may be in
         # another. A daemon, so that a disk that hangs does not keep a process alive that has been told to end.
-        thread = Thread(target=self._write, args=(self._written, *values), name="checkpoint", daemon=True)
+        self._thread = Thread(target=self._write, args=(self._written, *values), name="checkpoint", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError:  # there may be no more threads: then it is written here
+            self._thread = None
             self._write(self._written, *values)
 
     def _write(self, written: Event, *values: Any) -> None:
@@ -106,6 +108,9 @@ class Writer:
         """Return when all that was given is on the disk."""
         if self._written is not None:
             self._written.wait()
+        if self._thread is not None:
+            self._thread.join()  # it only lets go of its tensors by now; a process that ends meanwhile would abort
+            self._thread = None
         self._written, error, self._error = None, self._error, None
         if error is not None:
             raise error
