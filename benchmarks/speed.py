@@ -35,7 +35,7 @@ CASES = [  # network, batch size, method, whole epoch too
     ("wrn-28-2", 64, "crosel", True),
     ("resnet-18", 128, "crosel", True),
     ("wrn-16-8", 128, "crosel", True),
-    *(("wrn-28-2", 128, method, False) for method in ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")),
+    *(("wrn-28-2", 128, method, True) for method in ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")),
     ("wrn-34-10", 64, "crosel", True),
     ("wrn-34-10", 256, "crosel", False),
 ]
@@ -74,11 +74,13 @@ def images(data_dir: Path | None, n: int) -> Dataset:
 
 
 def open_session(
-    data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device
+    data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device, seed: int = 0
 ) -> Session:
     path = path | {"bf16": path["bf16"] and device.type == "cuda"}
     train = {"epochs": EPOCHS, "batch_size": batch, "nesterov": True, **path}
-    values = {"source": "cifar10", "method": {"name": method}, "network": {"name": network}, "train": train}
+    values = {
+        "source": "cifar10", "method": {"name": method}, "network": {"name": network}, "train": train, "seed": seed,
+    }  # fmt: skip
     config = resolve(build_config(settings=[], values=values), data)
     session = build_session(config, draw_candidates(data, "uniform:q=0.5", 0), device)
     selected = getattr(session.method, "selected", None)
@@ -102,8 +104,8 @@ class Steps:
     def rows(self, i: int) -> dict[str, torch.Tensor]:
         return {name: table[i % self.session.steps] for name, table in self.index.items()}
 
-    def __call__(self, i: int) -> None:
-        self.stepper(self.streams, self.rows(i), 0.01)
+    def __call__(self, i: int, lr: float = 0.01) -> None:
+        self.stepper(self.streams, self.rows(i), lr)
 
     def flops(self) -> float:
         """Counted on the first step, which is never recorded: convolutions and matrix products, both ways."""

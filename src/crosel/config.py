@@ -56,7 +56,7 @@ class TrainSettings(BaseModel):
         "auto",
         description="where training inputs stay; auto: on the device if they fit, else on the host",
     )
-    log_every: int = Field(50, ge=1, description="steps between looks at the loss (each a device sync)")
+    log_every: int = Field(50, ge=1, description="steps between looks at the loss (on a GPU, each is read at the next)")
     keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
 
     @field_validator("milestones")

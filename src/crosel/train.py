@@ -79,6 +79,7 @@ def fit(
             session.average.begin_epoch(progress.epoch * session.steps)
         streams = method.streams()
         indices = draw_epoch(session, streams)
+        looks = Looks(session, epoch)
         method.train()
         while progress.step < session.steps:
             step = progress.step
@@ -86,13 +87,14 @@ def fit(
             with steps_fit:
                 stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
             progress.step += 1
-            if progress.step % settings.log_every == 0 or progress.step == session.steps:
-                loss = mean_loss(session, epoch)  # the only host sync inside an epoch
-                for watcher in watchers:
-                    watcher.on_step(session, epoch, progress.step, loss)
+            last = progress.step == session.steps
+            if progress.step % settings.log_every == 0 or last:
+                for at, loss in looks.take(wait=last):
+                    for watcher in watchers:
+                        watcher.on_step(session, epoch, at, loss)
             if world.any(stop_requested()) and progress.step < session.steps:
                 world.average(session.statistics(), session.batch_size)
-                mean_loss(session, epoch)  # what is not finite must not get into a checkpoint
+                looks.take(wait=True)  # what is not finite must not get into a checkpoint
                 progress.seconds = time.perf_counter() - started
                 for watcher in watchers:
                     watcher.on_state(session)
@@ -139,14 +141,43 @@ def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Ten
     return indices
 
 
-def mean_loss(session: Session, epoch: int) -> float:
-    """Look at the running sum of the loss: one value that is not finite makes the sum so for good."""
-    sums = session.progress.sums
-    total, skipped = sums.get("loss"), int(sums.get(finite.SKIPPED, 0))
-    loss = 0.0 if total is None else float(total) / max(1, session.progress.step - skipped)
-    if not math.isfinite(loss):
-        raise finite.diverged(session, epoch, "the loss is not finite any more (NaN or infinite)")
-    return loss
+class Looks:
+    """Now and then, the mean loss of the epoch so far. A value that is not finite makes it so for good: the run ends.
+
+    On a GPU a look is a copy that comes home while steps go on, and is read at the next look. So the device never waits
+    for the host, and the host never runs further ahead than two looks: a signal is answered soon.
+    """
+
+    def __init__(self, session: Session, epoch: int) -> None:
+        self.session, self.epoch = session, epoch
+        self._under_way: list[tuple[int, Tensor, torch.cuda.Event | None]] = []
+
+    def take(self, wait: bool) -> list[tuple[int, float]]:
+        """Look. Returns step and mean loss of the looks that are due: with `wait`, of all, this one too."""
+        progress, device = self.session.progress, self.session.device
+        nothing = torch.zeros((), device=device)
+        sums = torch.stack([progress.sums.get(name, nothing) for name in ("loss", finite.SKIPPED)])
+        copied = sums.to("cpu", non_blocking=True)
+        event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if event:
+            event.record(torch.cuda.current_stream(device))
+        self._under_way.append((progress.step, copied, event))
+        due = len(self._under_way) - (1 if reads_late(device) and not wait else 0)
+        return [self._read(*self._under_way.pop(0)) for _ in range(due)]
+
+    def _read(self, step: int, copied: Tensor, event: torch.cuda.Event | None) -> tuple[int, float]:
+        if event:
+            event.synchronize()
+        total, skipped = copied.tolist()
+        loss = total / max(1, step - int(skipped))
+        if not math.isfinite(loss):
+            raise finite.diverged(self.session, self.epoch, "the loss is not finite any more (NaN or infinite)")
+        return step, loss
+
+
+def reads_late(device: torch.device) -> bool:
+    """Whether a look is read at the next one. A CPU has no queue of steps that could run dry."""
+    return device.type == "cuda"
 
 
 def check_weights(session: Session, epoch: int) -> None:

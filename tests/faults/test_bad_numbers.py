@@ -65,6 +65,48 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
     assert "\n" not in text
 
 
+class Shown:
+    """What is shown of the steps, and after how many steps it is."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, float]] = []
+        self.taken: list[int] = []
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
+        self.seen.append((epoch, step, loss))
+        self.taken.append(session.progress.step)
+
+    def on_epoch(self, *args: Any) -> None: ...
+    def on_state(self, *args: Any) -> None: ...
+
+
+@pytest.mark.parametrize("bad_batches", ["stop", "skip"])
+def test_looks_that_are_read_late_show_the_same(bad_batches: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: each look is read at the next one, the last of an epoch at once."""
+    shown = {}
+    for late in (False, True):
+        monkeypatch.setattr("crosel.train.reads_late", lambda device, late=late: late)
+        shown[late] = Shown()
+        session = make_session("cc", "train.log_every=1", f"train.bad_batches={bad_batches}")
+        if bad_batches == "skip":
+            spoil(session, {1})
+        fit(session, (shown[late],))
+    assert shown[True].seen == shown[False].seen
+    assert [step for _, step, _ in shown[True].seen] == [1, 2, 3] * 3
+    assert shown[False].taken == [1, 2, 3] * 3
+    assert shown[True].taken == [2, 3, 3] * 3
+
+
+def test_a_bad_loss_that_is_read_late_is_of_the_step_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosel.train.reads_late", lambda device: True)
+    session, shown = make_session("crosel", "train.log_every=1"), Shown()
+    spoil(session, {STEPS})
+    with pytest.raises(Diverged, match="at step 1 of 3 of epoch 2; "):
+        fit(session, (shown,))
+    assert session.progress.step == 2, "one step later"
+    assert [(epoch, step) for epoch, step, _ in shown.seen] == [(1, 1), (1, 2), (1, 3)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str) -> None:
     session = make_session(name, "train.bad_batches=skip", "train.log_every=1", "train.average=0.9")
