@@ -168,6 +168,7 @@ def test_stop_names_the_step_and_the_ids(graphs: str, data_on: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_waits_for_the_device(name: str, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """From an epoch's order to its last step: an operation that makes the host wait is an error."""
+    unwatched = trained(name, *settings)  # constants of the views are brought to the device once in a process
     order, weights = train_loop.draw_epoch, train_loop.check_weights
     watched, looks = 0, []
 
@@ -192,13 +193,14 @@ def test_no_step_waits_for_the_device(name: str, settings: tuple[str, ...], monk
     monkeypatch.setattr(train_loop, "draw_epoch", draw)
     monkeypatch.setattr(train_loop, "check_weights", check)
     session = session_of(name, "train.log_every=3", *settings)
+    assert session.optimiser.state, "made before the first step"
     try:
         fit(session, (Watch(),))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert watched == session.config.train.epochs
     assert all(step < now or now == STEPS for now, step in looks), "a look is read when others have been sent"
-    assert_same_bits(session, trained(name, *settings))
+    assert_same_bits(session, unwatched)
 
 
 # --- kills ----------------------------------------------------------------------------------------------------------
