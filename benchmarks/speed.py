@@ -31,11 +31,12 @@ from crosel.train import finish_epoch
 
 FAST = {"bf16": True, "fused": True, "cuda_graphs": True}
 PLAIN = {"bf16": False, "fused": False, "cuda_graphs": False}
+METHODS = ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")
 CASES = [  # network, batch size, method, whole epoch too
     ("wrn-28-2", 64, "crosel", True),
-    ("resnet-18", 128, "crosel", True),
     ("wrn-16-8", 128, "crosel", True),
-    *(("wrn-28-2", 128, method, True) for method in ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")),
+    *(("wrn-28-2", 128, method, True) for method in METHODS),
+    *(("resnet-18", 128, method, True) for method in METHODS),
     ("wrn-34-10", 64, "crosel", True),
     ("wrn-34-10", 256, "crosel", False),
 ]

@@ -168,7 +168,7 @@ def test_stop_names_the_step_and_the_ids(graphs: str, data_on: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_waits_for_the_device(name: str, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """From an epoch's order to its last step: an operation that makes the host wait is an error."""
-    unwatched = trained(name, *settings)  # constants of the views are brought to the device once in a process
+    unwatched = trained(name, *settings)
     order, weights = train_loop.draw_epoch, train_loop.check_weights
     watched, looks = 0, []
 

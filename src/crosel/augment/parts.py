@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from crosel.augment.constants import PerDevice
 from crosel.augment.policies import POLICIES, AugmentSettings, policy_entries, strong_entries
 from crosel.augment.stages import Op, OpTable, blend, grey_weights, mean_level, shift_hue, to_grey
 
@@ -32,19 +33,6 @@ class Part(ABC):
     @abstractmethod
     def apply(self, x: Tensor, draw: Draw) -> Tensor:
         """Change whole grey levels of any dtype into whole grey levels."""
-
-
-class PerDevice:
-    """Constants made once on the host and kept on every device they were asked for."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._host = tensors
-        self._on: dict[torch.device, tuple[Tensor, ...]] = {}
-
-    def on(self, device: torch.device) -> tuple[Tensor, ...]:
-        if device not in self._on:
-            self._on[device] = tuple(t.to(device) for t in self._host)
-        return self._on[device]
 
 
 class FlipCrop(Part):

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from crosel.augment.constants import PerDevice
+
 
 class Op(IntEnum):
     """The operations; the first fourteen are the pool of the strong view."""
@@ -67,9 +69,6 @@ class _Rows(NamedTuple):
     last: Tensor  # int64 [2, 1, 1], W + 1 and H + 1
     grey: Tensor  # float32 [C, 1, 1]
 
-    def to(self, device: torch.device) -> _Rows:
-        return _Rows(*(field.to(device) for field in self))
-
 
 class OpTable:
     """Entries (operation, value) ready for images of one shape (C, H, W); geometry uncovers `fill`."""
@@ -84,7 +83,7 @@ class OpTable:
         self.entries = tuple(entries)
         self.shape = tuple(shape)
         self.fill = float(fill)
-        self._host = _Rows(
+        rows = _Rows(
             lut=torch.stack([_levels_of(op, value) for op, value in entries]),
             flags=torch.tensor([[op is flagged for flagged in _FLAGGED] for op, _ in entries]),
             factor=torch.tensor([value if op in _BLENDED else 1.0 for op, value in entries]),
@@ -98,13 +97,11 @@ class OpTable:
             last=torch.tensor([width + 1, height + 1]).view(2, 1, 1),
             grey=grey_weights(channels),
         )
-        self._rows: dict[torch.device, _Rows] = {}
+        self._rows = PerDevice(*rows)
 
     def apply(self, x: Tensor, entry: Tensor) -> Tensor:
         """Give image i entry `entry[i]`: whole grey levels in (any dtype), whole levels out (float32)."""
-        rows = self._rows.get(x.device)
-        if rows is None:
-            rows = self._rows[x.device] = self._host.to(x.device)
+        rows = _Rows(*self._rows.on(x.device))
         flags = rows.flags.index_select(0, entry)[:, :, None, None, None]
         x = _look_up(x, rows, rows.lut.index_select(0, entry), flags)
         x = _enhance(x, rows, rows.factor.index_select(0, entry), flags)

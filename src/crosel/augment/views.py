@@ -21,13 +21,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from crosel.augment.constants import PerDevice
 from crosel.augment.parts import (
     ColourJitter,
     Cutout,
     Draw,
     FlipCrop,
     Part,
-    PerDevice,
     PolicyOps,
     RandomOps,
     ResizedCrop,
