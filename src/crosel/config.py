@@ -116,6 +116,17 @@ def _merge(base: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names, as `--set` takes them."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= dotted(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
 def _parse_set(items: Iterable[str]) -> dict[str, Any]:
     """`method.gamma=0.95` -> {"method": {"gamma": 0.95}}."""
     tree: dict[str, Any] = {}

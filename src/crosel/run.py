@@ -22,7 +22,7 @@ import torch
 
 import crosel
 from crosel import checkpoint
-from crosel.config import RunConfig, check_config, read_yaml
+from crosel.config import RunConfig, check_config, dotted, read_yaml
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.limits import check_bytes
 from crosel.data.settings import Progress
@@ -344,7 +344,7 @@ def with_full_paths(config: RunConfig) -> RunConfig:
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting that decides what is learnt and differs: its dotted name and both values."""
-    was, now = _flat(old), _flat(new)
+    was, now = dotted(old), dotted(new)
     free = set(FREE_TO_CHANGE)
     if not {was.get("source"), now.get("source")} & NAMED.keys():
         free.add("source")  # a file may have moved; its content is compared with the run's own record of it
@@ -382,16 +382,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("CROSEL_COMMIT")
     return result.stdout.strip()
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
 
 
 def _line(row: Row) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from crosel.bench.suite import Cell
+from crosel.config import dotted
 from crosel.errors import Diverged, Interrupted, UserError
 from crosel.run import FREE_TO_CHANGE, RunFolder
 
@@ -70,8 +71,8 @@ def standing(cell: Cell, folder: Path) -> CellResult | None:
 
 def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
     """The first setting in which a run there differs from what the cell asks; what the data decide is left out."""
-    was = flat(run.read_config().model_dump(mode="json"))
-    now = flat(cell.config.model_dump(mode="json"))
+    was = dotted(run.read_config().model_dump(mode="json"))
+    now = dotted(cell.config.model_dump(mode="json"))
     free = {*FREE_TO_CHANGE, "source"}  # a file is noted with its full path; its name is in the cell's own
     if "flip" not in cell.config.augment.model_fields_set:
         free.add("augment.flip")
@@ -81,17 +82,6 @@ def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
         if was.get(name) != now.get(name):
             return name, was.get(name), now.get(name)
     return None
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 def last_row(folder: Path) -> Mapping[str, Any]:

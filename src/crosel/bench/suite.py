@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from crosel.bench.space import Search, parse_search
-from crosel.config import RunConfig, build_config, read_yaml
+from crosel.config import RunConfig, build_config, dotted, read_yaml
 from crosel.errors import UserError, did_you_mean
 
 Settings = dict[str, Any]  # dotted names and their values
@@ -267,15 +267,7 @@ def _flat(tree: Any, place: str, where: str) -> Settings:
     """Nested settings by their dotted names; `method: {name: cc}` and `method: cc` are the same."""
     if not isinstance(tree, Mapping):
         raise UserError(f"{place}: '{where}' needs 'name: value' lines")
-
-    def walk(node: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in node.items():
-            if isinstance(value, Mapping):
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    out = {"method" if name == "method.name" else name: value for name, value in walk(tree, "")}
+    out = {"method" if name == "method.name" else name: value for name, value in dotted(tree).items()}
     if "seed" in out:
         raise UserError(f"{place}: '{where}' has a seed; seeds are given by 'seeds', beside base and grid")
     return out

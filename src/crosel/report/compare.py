@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.config import dotted
 from crosel.report import run_figures, tables
 from crosel.report.gallery import galleries
 from crosel.report.gather import RunData
@@ -58,19 +59,13 @@ def results(runs: Sequence[RunData]) -> str:
 
 def _differences(runs: Sequence[RunData]) -> str:
     """Settings in which the runs differ, out of those that all of them have."""
-    flat = [dict(_flat(run.config.model_dump(mode="json"))) for run in runs]
-    names = [name for name in flat[0] if all(name in f for f in flat) and len({repr(f[name]) for f in flat}) > 1]
-    rows = [[escape(name), *(escape(str(f[name])) for f in flat)] for name in names]
+    settings = [dotted(run.config.model_dump(mode="json")) for run in runs]
+    shared = [name for name in settings[0] if all(name in own for own in settings)]
+    names = [name for name in shared if len({repr(own[name]) for own in settings}) > 1]
+    rows = [[escape(name), *(escape(str(own[name])) for own in settings)] for name in names]
     if not rows:
         return "<p>All settings that they share are the same.</p>"
     return table("Settings that differ", ("setting", *(escape(run.name) for run in runs)), rows, "settings")
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    out: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        out += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return out
 
 
 def _disagreements(runs: Sequence[RunData], x: Inputs) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from crosel.bench.cells import flat
-from crosel.config import read_yaml
+from crosel.config import dotted, read_yaml
 from crosel.errors import UserError
 from crosel.run import FREE_TO_CHANGE, RunFolder
 
@@ -160,7 +159,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         tree = folder.read_config().model_dump(mode="json")  # fills in settings that are younger than the run
     except UserError:
         tree = read_yaml(folder / "config.yaml")  # made by another version, or with a method of the user's own
-    return flat(tree)
+    return dotted(tree)
 
 
 def _hardware(path: Path) -> str:
