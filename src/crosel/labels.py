@@ -135,7 +135,7 @@ def label_table(session: Session, outside_gamma: float | None = None) -> LabelTa
 def _training_labels(method: Method, outside_gamma: float | None) -> TrainingLabels | None:
     if outside_gamma is None:
         return method.training_labels()
-    settings: Any = getattr(method, "settings", None)
+    settings: Any = method.settings
     if not hasattr(settings, "outside_gamma"):
         raise UserError(f"{method.name} keeps no history to find labels outside the sets by; leave out --outside-gamma")
     if not 0 <= outside_gamma <= 1:

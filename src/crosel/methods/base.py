@@ -118,6 +118,7 @@ class Method(nn.Module, ABC):
     passes: ClassVar[float] = 1  # views of an example that a step keeps for the backward pass, for the memory estimate
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
 
+    settings: MethodSettings  # a method states its own class of settings here, for type checkers
     candidates: Tensor
     world: World = ONE  # the ranks that share the work
 
@@ -125,6 +126,7 @@ class Method(nn.Module, ABC):
         self, settings: MethodSettings, problem: Problem, make_network: Callable[[], nn.Module], networks: int = 1
     ) -> None:
         super().__init__()
+        self.settings = settings
         self.problem = problem
         self.networks = nn.ModuleList(make_network() for _ in range(networks))
         # The run folder keeps the candidate sets; no need to write them into every checkpoint again.

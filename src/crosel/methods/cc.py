@@ -14,15 +14,14 @@ log space. Its own experiments train without augmentation; CroSel's table adds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
 from crosel.losses import cc_loss
-from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Stream, register
 
 
 class CCSettings(MethodSettings):
@@ -36,10 +35,7 @@ class CC(Method):
     title = "CC: classifier-consistent loss"
     paper = "Feng et al., Provably Consistent Partial-Label Learning, NeurIPS 2020"
     Settings = CCSettings
-
-    def __init__(self, settings: CCSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
-        super().__init__(settings, problem, make_network)
-        self.settings = settings
+    settings: CCSettings
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream((self.settings.view,))}

@@ -90,12 +90,12 @@ class CRDPLL(Method):
     Settings = CRDPLLSettings
     passes = 3
 
+    settings: CRDPLLSettings
     weights: Tensor
     consistency: Tensor
 
     def __init__(self, settings: CRDPLLSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.settings = settings
         self.register_buffer("weights", uniform_weights(problem.candidates))
         # Follows from the epoch alone, so checkpoints need not hold it.
         self.register_buffer("consistency", torch.zeros((), device=problem.candidates.device), persistent=False)

@@ -48,7 +48,7 @@ from torch.nn import functional as F
 from crosel.bank import MemoryBank, label_is_candidate
 from crosel.errors import UserError
 from crosel.lanes import Lanes
-from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy
+from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
 from crosel.methods.base import (
     Batch,
     Losses,
@@ -66,7 +66,7 @@ View = Literal["plain", "weak", "strong"]
 
 def selected_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Eq. (5): mean cross-entropy against the selected labels."""
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
+    return F.cross_entropy(wide(logits), labels)
 
 
 def average_outputs(outputs: Tensor, of: Literal["logits", "probabilities"] = "logits") -> Tensor:
@@ -167,6 +167,7 @@ class CroSel(Method):
     passes = 3
     watches_training_set = True
 
+    settings: CroSelSettings
     banks: Sequence[MemoryBank]  # an nn.ModuleList; this is how its members are typed
     selected: Tensor
     labels: Tensor
@@ -178,7 +179,6 @@ class CroSel(Method):
 
     def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network, networks=settings.networks)
-        self.settings = settings
         if settings.warmup is not None and settings.warmup >= problem.epochs:
             raise UserError(
                 f"method.warmup is {settings.warmup}, but there are only {problem.epochs} epochs: nothing would ever "

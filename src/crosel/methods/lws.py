@@ -35,13 +35,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from crosel.losses import log_one_minus_probability
+from crosel.losses import log_one_minus_probability, wide
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 
 
 def lws_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means of Σ_{j in S} w_j σ(-f_j) and of Σ_{j not in S} w_j σ(f_j)."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = wide(logits)
     inside = (weights * torch.sigmoid(-logits)).masked_fill(~candidates, 0.0)
     outside = (weights * torch.sigmoid(logits)).masked_fill(candidates, 0.0)
     return inside.sum(dim=1).mean(), outside.sum(dim=1).mean()
@@ -55,7 +55,7 @@ def lws_loss(logits: Tensor, candidates: Tensor, weights: Tensor, beta: float) -
 
 def lwc_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means of -Σ_{j in S} w_j log p_j and of -Σ_{j not in S} w_j log(1 - p_j)."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = wide(logits)
     inside = (weights * torch.log_softmax(logits, dim=1)).masked_fill(~candidates, 0.0)
     outside = (weights * log_one_minus_probability(logits)).masked_fill(candidates, 0.0)
     return -inside.sum(dim=1).mean(), -outside.sum(dim=1).mean()
@@ -83,11 +83,11 @@ class LWS(Method):
     paper = "Wen et al., Leveraged Weighted Loss for Partial Label Learning, ICML 2021"
     Settings = LWSSettings
 
+    settings: LWSSettings
     weights: Tensor
 
     def __init__(self, settings: LWSSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.settings = settings
         self.register_buffer("weights", torch.full_like(problem.candidates, 1 / problem.classes, dtype=torch.float32))
 
     def streams(self) -> dict[str, Stream]:

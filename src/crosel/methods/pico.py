@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.losses import info_nce_loss, one_hot, product, restrict, soft_cross_entropy, supcon_loss
+from crosel.losses import info_nce_loss, one_hot, product, restrict, soft_cross_entropy, supcon_loss, wide
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
 from crosel.nets import embedding_network
@@ -51,8 +51,7 @@ View = Literal["plain", "weak", "strong", "autoaugment", "contrast-weak", "contr
 
 def embed(head: nn.Module, features: Tensor) -> Tensor:
     """Unit vectors [B, d] from features, float32 at least."""
-    embedding: Tensor = head(features)
-    return F.normalize(embedding.to(torch.promote_types(embedding.dtype, torch.float32)), dim=1)
+    return F.normalize(wide(head(features)), dim=1)
 
 
 def best_candidate(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -123,6 +122,7 @@ class PiCO(Method):
     Settings = PiCOSettings
     passes = 1.25  # the queries; the keys only for a moment
 
+    settings: PiCOSettings
     weights: Tensor
     prototypes: Tensor
     queue: Tensor
@@ -132,7 +132,6 @@ class PiCO(Method):
 
     def __init__(self, settings: PiCOSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.settings = settings
         width = embedding_network(self.networks[0], "PiCO").feature_size
         self.head = nn.Sequential(Linear(width, width), nn.ReLU(), Linear(width, settings.dimensions))
         # Kept out of `networks`: only the query network learns from gradients and predicts.

@@ -89,6 +89,7 @@ class PoP(Method):
     Settings = PoPSettings
     passes = 3
 
+    settings: PoPSettings
     weights: Tensor
     purified: Tensor
     history: Tensor
@@ -96,7 +97,6 @@ class PoP(Method):
 
     def __init__(self, settings: PoPSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.settings = settings
         candidates = problem.candidates
         self.register_buffer("weights", uniform_weights(candidates))
         self.register_buffer("purified", candidates.clone())

@@ -58,11 +58,11 @@ class PRODEN(Method):
     paper = "Lv et al., Progressive Identification of True Labels for Partial-Label Learning, ICML 2020"
     Settings = PRODENSettings
 
+    settings: PRODENSettings
     weights: Tensor
 
     def __init__(self, settings: PRODENSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.settings = settings
         self.register_buffer("weights", uniform_weights(problem.candidates))
 
     def streams(self) -> dict[str, Stream]:
