@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.cells import unguard
 from crosel.config import RunConfig
 from crosel.data import Dataset, with_classes_of
 from crosel.errors import UserError
+from crosel.labels import read_labels
 from crosel.methods.base import find_method
 from crosel.outcome import Predictions, Selection, read_predictions, read_selection
 from crosel.run import RunFolder, load_data
@@ -141,20 +140,16 @@ def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
     if not path.is_file():
         return None
     number = {name: j for j, name in enumerate(classes)}
-    with open(path, encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_labels(path)
     if len(rows) != n:
         raise UserError(f"{path}: {len(rows)} labels for {n} examples; write it again: crosel labels RUN --out {path}")
-    try:
-        return Labels(
-            [unguard(row["id"]) for row in rows],
-            np.array([number.get(unguard(row["label"]), -1) for row in rows], np.int64),
-            np.array([float(row["confidence"]) for row in rows]),
-            [row["selected"] for row in rows],
-            [row["flag"] for row in rows],
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a table of labels as crosel writes it ({error})") from None
+    return Labels(
+        [row.id for row in rows],
+        np.array([number.get(row.label, -1) for row in rows], np.int64),
+        np.array([row.confidence for row in rows]),
+        [row.selected for row in rows],
+        [row.flag for row in rows],
+    )
 
 
 def training_inputs(config: RunConfig, fingerprint: str, data: Dataset | None = None) -> NDArray[Any] | None:

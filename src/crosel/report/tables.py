@@ -41,8 +41,7 @@ def stacks(labels: Labels) -> str:
 
 def flags(labels: Labels) -> str:
     found = Counter(labels.flags)
-    names = {**_FLAGS, **{flag: (flag, "c4") for flag in found if flag not in _FLAGS}}
-    return stack("Flags", [(text, found[flag], ink) for flag, (text, ink) in names.items()], _FLAG_NOTE)
+    return stack("Flags", [(text, found[flag], ink) for flag, (text, ink) in _FLAGS.items()], _FLAG_NOTE)
 
 
 def selected(labels: Labels) -> str:
