@@ -1,4 +1,4 @@
-"""Candidate sets drawn for data with plain labels (SPEC section 2), and the rules that name them.
+"""Candidate sets drawn for data with plain labels, and the rules that name them.
 
 A seed gives the same sets on every machine and with every version of numpy: the draws use the raw 64-bit output
 of the Philox bit generator, whose stream numpy guarantees, and none of numpy's distributions. Rows are drawn in

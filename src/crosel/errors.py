@@ -1,4 +1,4 @@
-"""The one exception for everything a user can mend."""
+"""The ways in which a command ends early, each with its exit code: `UserError` for everything a user can mend."""
 
 from __future__ import annotations
 

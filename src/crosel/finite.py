@@ -106,9 +106,8 @@ def _batch(session: Session, step: int) -> Tensor:
 @torch.no_grad()
 def _likely_cause(session: Session, rows: Tensor) -> str:
     if len(rows):
-        largest = (
-            session.train.rows(rows).abs().flatten(1).amax(dim=1).float()
-        )  # raw: an outlier inflates its own scale
+        # Raw values: normalised ones hide an outlier, which inflates its own scale.
+        largest = session.train.rows(rows).abs().flatten(1).amax(dim=1).float()
         worst = int(largest.argmax())
         if float(largest[worst]) > _OUTLIER * max(float(largest.median()), 1.0):
             name = session.data.example_id(int(rows[worst]))

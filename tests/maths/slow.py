@@ -1,4 +1,6 @@
-"""Slow versions of the equations, written from the paper (and SPEC where it amends the paper), one loop at a time.
+"""Slow versions of the equations, written from the paper, one loop at a time.
+
+Where the paper is unclear, they follow what the head of `crosel/methods/crosel.py` says instead.
 
 Plain Python numbers, which are float64, and no torch: nothing here is shared with the code under test.
 """
@@ -85,7 +87,7 @@ def average_output(first: Matrix, second: Matrix) -> list[list[float]]:
 
 
 def pseudo_label(logits: Row, candidates: Set, temperature: float) -> list[float]:
-    """Eq. (7) as SPEC wants it: p^(1/T) on S, renormalised; 0 elsewhere. Underflows where p does: keep logits mild."""
+    """Eq. (7), read as p^(1/T) on S, renormalised; 0 elsewhere. Underflows where p does: keep logits mild."""
     sharpened = [p ** (1 / temperature) for p in softmax(logits)]
     whole = math.fsum(value for value, inside in zip(sharpened, candidates, strict=True) if inside)
     return [value / whole if inside else 0.0 for value, inside in zip(sharpened, candidates, strict=True)]
@@ -116,7 +118,7 @@ def total_loss(selected: float, comix: float, weight: float) -> float:
 
 
 def dynamic_weight(selected_counts: Sequence[int], n: int, lambda_cr: float) -> float:
-    """Eq. (14), with r_s the mean of the networks' shares (SPEC)."""
+    """Eq. (14), with r_s the mean of the networks' shares."""
     share = math.fsum(count / n for count in selected_counts) / len(selected_counts)
     return (1 - share) * lambda_cr
 

@@ -187,7 +187,7 @@ def test_superclass_needs_a_group_for_each_class(groups):
 
 
 def slow_chances(scores: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
-    """SPEC: zero the true class, r = g/max g, r = r/mean(r)·rate, clip to 1; the truth always."""
+    """Zero the true class, r = g/max g, r = r/mean(r)·rate, clip to 1; the truth always."""
     out = np.zeros_like(scores)
     for i, row in enumerate(scores):
         g = [0.0 if j == y[i] else float(value) for j, value in enumerate(row)]

@@ -51,8 +51,8 @@ def test_defaults():
     assert (config.network.name, config.augment.flip) == ("auto", True)
 
 
-def test_spec_defaults_of_crosel():
-    """What SPEC wants where nothing is said."""
+def test_defaults_of_crosel():
+    """The paper's values for CIFAR-10; where it is silent, what the head of methods/crosel.py says."""
     s = CroSelSettings()
     assert (s.networks, s.bank_length, s.alpha, s.temperature, s.gamma, s.lambda_cr) == (2, 3, 0.75, 0.5, 0.9, 4.0)
     assert (s.criteria, s.scope, s.dynamic_lambda, s.mix_per_pair) == ((1, 2, 3), "all", True, False)

@@ -129,7 +129,7 @@ def test_any_depth_width_channels_and_size(depth, width, channels, size):
 
 
 def functional_forward(weights: dict[str, Tensor], x: Tensor, depth: int, width: int, training: bool) -> Tensor:
-    """The forward pass as SPEC describes it, from the weights alone."""
+    """The forward pass of a pre-activation WRN, from the weights alone."""
 
     def normalise(name: str, value: Tensor) -> Tensor:
         if training:

@@ -68,9 +68,8 @@ def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generato
     rounds = max(1, -(-total // n))
     order = torch.rand(rounds, n, generator=generator, device=pool.device).argsort(dim=1)
     for r in range(1, rounds if n >= batch else 1):
-        tail = (
-            r * n % batch
-        )  # so many of the batch under way came from the round before: they go to the back of this one
+        # So many of the batch under way came from the round before; in this one they go to the back.
+        tail = r * n % batch
         if tail:
             seen = torch.isin(order[r], order[r - 1, n - tail :])
             order[r] = order[r][seen.to(torch.uint8).argsort(stable=True)]
