@@ -317,7 +317,7 @@ def review(
 @app.command()
 def info() -> None:
     """Versions, devices, methods, presets."""
-    from crosel.evaluate import info_lines
+    from crosel.info import info_lines
 
     for line in info_lines():
         typer.echo(line)

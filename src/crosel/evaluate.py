@@ -1,32 +1,24 @@
-"""Using a finished run: measuring it, and saying what is installed. Predicting is in `crosel.predict`."""
+"""Measuring a finished run, on its own data or on others."""
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import crosel
 from crosel import metrics
-from crosel.config import presets
 from crosel.data import load
 from crosel.errors import UserError
-from crosel.methods import methods
-from crosel.predict import predict_file
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks, test_pass
-
-__all__ = ["evaluate_run", "info_lines", "predict_file", "training_metrics"]
 
 
 def evaluate_run(
     run: Path, source: str | None, data_dir: Path | None, device: torch.device, trust_code: bool = False
 ) -> dict[str, Any]:
-    """Accuracy on the run's test set (or on all labelled examples of another source), and the training set's rest."""
+    """Accuracy on the run's test set, and what its training set tells; or accuracy on another source's examples."""
     session = load_run(run, device, trust_code, data_dir=data_dir, needs_data=source is None)
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
@@ -64,31 +56,3 @@ def training_metrics(session: Session) -> dict[str, float]:
             if right is not None:
                 out["oracle_selection_accuracy"] = right
     return out
-
-
-_NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
-_OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
-
-
-def _installed(name: str) -> str:
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:
-        return f"no {name}"
-
-
-def info_lines() -> list[str]:
-    """Versions, what is installed, devices, methods and presets, for `crosel info`."""
-    lines = [
-        f"crosel {crosel.__version__}, python {platform.python_version()}, {platform.platform()}",
-        ", ".join(map(_installed, _NEEDED)),
-        f"optional: {', '.join(map(_installed, _OPTIONAL))}",
-    ]
-    if torch.cuda.is_available():
-        lines += [
-            f"cuda {torch.version.cuda}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
-        ]
-    else:
-        lines.append(f"no CUDA device; {torch.get_num_threads()} CPU threads")
-    lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
-    return [*lines, "", "presets:", *(f"  {name}" for name in presets())]
