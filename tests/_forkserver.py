@@ -31,6 +31,7 @@ import crosel.config
 import crosel.data.npz
 import crosel.evaluate
 import crosel.methods
+import crosel.predict
 import crosel.run
 import crosel.runner
 

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from crosel.data import Dataset, DataSettings, draw_candidates, load
+from crosel.data.chunks import open_inputs
 from crosel.data.tree import read_tree
 from crosel.errors import UserError
-from crosel.predict import open_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

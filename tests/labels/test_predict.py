@@ -14,10 +14,11 @@ import pytest
 import torch
 from _support import CroselCli, TinyRun, small_arrays
 
-from crosel import predict
 from crosel.config import build_config
+from crosel.data import chunks
+from crosel.data.chunks import open_inputs
 from crosel.errors import UserError
-from crosel.predict import open_inputs, predict_file
+from crosel.predict import predict_file
 
 CPU = torch.device("cpu")
 IMAGE, FEATURES = (1, 8, 8), (3,)
@@ -56,7 +57,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rows", [1, 3, 10, 1024])
 @pytest.mark.parametrize("source", ["png", "list.csv", "list.jsonl", "float.npz", "fortran.npz", "x.npz"])
 def test_all_forms_of_images_give_the_same(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch, source, rows):
-    monkeypatch.setattr(predict, "_ROWS", rows)  # also where chunks end in the middle of the data
+    monkeypatch.setattr(chunks, "_ROWS", rows)  # also where chunks end in the middle of the data
     expected = predicted(tiny_run.path, images / "x.npz", tmp_path / "x.jsonl")
     got = predicted(tiny_run.path, images / source, tmp_path / "p.jsonl")
     assert len(got) == 10
@@ -66,7 +67,7 @@ def test_all_forms_of_images_give_the_same(tiny_run: TinyRun, images: Path, tmp_
 
 
 def test_no_more_is_held_than_a_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "_BYTES", 3 * 64)
+    monkeypatch.setattr(chunks, "_BYTES", 3 * 64)
     np.savez(tmp_path / "x.npz", x=np.zeros((10, 8, 8), np.uint8))
     assert [len(chunk.x) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [3, 3, 3, 1]
     assert [len(c.ids) for c in open_inputs(tmp_path / "x.npz", IMAGE)] == [3, 3, 3, 1]
@@ -77,12 +78,12 @@ def test_one_scale_for_all_chunks(tmp_path, monkeypatch):
     x = np.zeros((4, 8, 8), np.float64)
     x[1], x[3] = 200.0, 1.0
     np.savez(tmp_path / "x.npz", x=x)
-    monkeypatch.setattr(predict, "_ROWS", 1)
+    monkeypatch.setattr(chunks, "_ROWS", 1)
     assert [int(chunk.x.max()) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [0, 200, 0, 1]
 
 
 def test_features_from_csv_jsonl_and_npz(tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "_ROWS", 2)
+    monkeypatch.setattr(chunks, "_ROWS", 2)
     x = np.arange(15, dtype=np.float32).reshape(5, 3) / 8
     rows = [f"r{i},{a},{b},{c},dog\n" for i, (a, b, c) in enumerate(x)]
     (tmp_path / "x.csv").write_text("id,u,v,w,label\n" + "".join(rows))
@@ -95,10 +96,10 @@ def test_features_from_csv_jsonl_and_npz(tmp_path, monkeypatch):
     )
     np.savez(tmp_path / "x.npz", x=x)
     for name in ("x.csv", "no-id.csv", "x.jsonl", "uvw.jsonl", "x.npz"):
-        chunks = list(open_inputs(tmp_path / name, FEATURES))
-        assert [len(chunk.x) for chunk in chunks] == [2, 2, 1]
-        np.testing.assert_array_equal(np.concatenate([chunk.x for chunk in chunks]), x)
-        ids = [i for chunk in chunks for i in chunk.ids]
+        found = list(open_inputs(tmp_path / name, FEATURES))
+        assert [len(chunk.x) for chunk in found] == [2, 2, 1]
+        np.testing.assert_array_equal(np.concatenate([chunk.x for chunk in found]), x)
+        ids = [i for chunk in found for i in chunk.ids]
         assert ids == ([f"r{i}" for i in range(5)] if name == "x.csv" else [str(i) for i in range(5)])
 
 
@@ -114,6 +115,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.csv", b"u,v,w\n", FEATURES, "line 2: there are no rows"),
     ("a.csv", b"u,v\n1,2\n", FEATURES, "line 1: 2 features; the run was trained on 3"),
     ("a.csv", b"u,v,w\n1,2,3\n1,x,3\n", FEATURES, "line 3, column 'v': 'x' is no number"),
+    ("a.csv", b"u;v;w\n1;2;3\n1;2,5;3\n", FEATURES, "line 3, column 'v': '2,5' is no number; write decimals with a"),
     ("a.csv", b"u,v,w\n1,2,3\n1,,3\n", FEATURES, "line 3, column 'v': empty"),
     ("a.csv", b"u,v,w\n1,2,3\n1,nan,3\n", FEATURES, "line 3, column 'v': NaN"),
     ("a.csv", b"u,v,w\n1,2,3\n1,1e39,3\n", FEATURES, "line 3, column 'v'"),
@@ -149,13 +151,14 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.npz", npz(x=GOOD - 1.0), IMAGE, "pixels must lie in 0..255"),
     ("a.npz", npz(x=np.where(np.arange(4)[:, None, None] == 2, np.nan, GOOD)), IMAGE, "x: NaN in row 2, column 0"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, np.inf, 3]])), FEATURES, "x: an infinite value in row 1, column 1"),
+    ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, 1e39, 3]])), FEATURES, "x: row 1, column 1 is too large"),
     ("a.txt", b"u", FEATURES, "cannot read '.txt'; give a folder of images, csv, jsonl or npz"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "shape", "said"), BAD)
 def test_bad_inputs_are_one_clear_line(tmp_path, monkeypatch, name, content, shape, said):
-    monkeypatch.setattr(predict, "_ROWS", 1)
+    monkeypatch.setattr(chunks, "_ROWS", 1)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said) as caught:
         list(open_inputs(tmp_path / name, shape))
@@ -185,7 +188,7 @@ def test_images_of_another_size_are_brought_to_that_of_the_run(tmp_path):
 
 
 def test_a_bad_image_half_way_leaves_no_output(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "_ROWS", 2)
+    monkeypatch.setattr(chunks, "_ROWS", 2)
     (tmp_path / "bad.png").write_bytes(b"no image")
     (tmp_path / "list.csv").write_text(f"path\n{images / 'png/a/0.png'}\n{images / 'png/a/1.png'}\nbad.png\n")
     with pytest.raises(UserError, match=r"list.csv, line 4, column 'path'.*bad.png"):

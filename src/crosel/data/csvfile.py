@@ -50,7 +50,7 @@ def find_format(path: Path, header: list[str], first: list[str]) -> Format:
     )
 
 
-def _numbers(path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str]) -> UserError:
+def no_number(path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str]) -> UserError:
     """The error for the first cell of a row that is no number."""
     column = next(c for c in columns if not _is_number(row[c]))
     what = f"{shown(row[column])} is no number" if row[column].strip() else "empty; fill it in or drop the row"
@@ -86,7 +86,7 @@ def gather(path: Path, source: CsvFile, rows: Iterator[tuple[int, list[str]]], k
             try:
                 values.extend(map(float, take(row)))
             except ValueError:
-                raise _numbers(path, line, header, numeric, row) from None
+                raise no_number(path, line, header, numeric, row) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)
     if not lines:

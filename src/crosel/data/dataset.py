@@ -58,10 +58,11 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-def as_inputs(x: Any, place: str) -> Array:
+def as_inputs(x: Any, place: str, first_row: int = 0) -> Array:
     """Bring images or features into our form, or say what is wrong with them.
 
-    [n, d] are features; [n, h, w] and [n, h, w, c] are images, uint8 or floats in 0..1 or 0..255.
+    [n, d] are features; [n, h, w] and [n, h, w, c] are images, uint8 or floats in 0..1 or 0..255. Of a file read
+    in chunks, `first_row` is where this one begins: errors count from the start of the file.
     """
     x = np.asarray(x)
     if x.dtype == object or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
@@ -72,30 +73,39 @@ def as_inputs(x: Any, place: str) -> Array:
         raise UserError(f"{place}: there are no examples, or examples of size 0 (shape {x.shape})")
     if np.issubdtype(x.dtype, np.complexfloating):
         raise UserError(f"{place}: complex numbers cannot be used")
-    if not np.issubdtype(x.dtype, np.integer) and x.dtype != bool:
-        finite = np.isfinite(x).reshape(len(x), -1)
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0]
-            value = "NaN" if np.isnan(x.reshape(len(x), -1)[row, column]) else "an infinite value"
-            raise UserError(f"{place}: {value} in row {row}, column {column}; fill it in or drop the row")
+    check_finite(x, place, first_row)
     if x.ndim == 2:
         with np.errstate(over="ignore"):  # said below, with the place
             features: Array = x.astype(np.float32)
         if not np.isfinite(features).all():
             row, column = np.argwhere(~np.isfinite(features))[0]
-            raise UserError(f"{place}: row {row}, column {column} is too large for single precision; rescale it")
+            where = f"row {first_row + row}, column {column}"
+            raise UserError(f"{place}: {where} is too large for single precision; rescale it")
         return features
     return _as_pixels(x if x.ndim == 4 else x[..., None], place)
 
 
+def check_finite(x: Array, place: str, first_row: int = 0) -> None:
+    if not np.issubdtype(x.dtype, np.floating):
+        return
+    finite = np.isfinite(x).reshape(len(x), -1)
+    if not finite.all():
+        row, column = np.argwhere(~finite)[0]
+        value = "NaN" if np.isnan(x.reshape(len(x), -1)[row, column]) else "an infinite value"
+        raise UserError(f"{place}: {value} in row {first_row + row}, column {column}; fill it in or drop the row")
+
+
 def _as_pixels(x: Array, place: str) -> Array:
     if x.dtype != np.uint8:
-        low, high = float(x.min()), float(x.max())
-        if low < 0 or high > 255:
-            raise UserError(f"{place}: pixels must lie in 0..255 or 0..1, found {low:g} to {high:g}")
-        scale = 255.0 if high <= 1.0 and np.issubdtype(x.dtype, np.floating) else 1.0
-        x = np.rint(x * scale).astype(np.uint8)
+        x = np.rint(x * pixel_scale(float(x.min()), float(x.max()), x.dtype, place)).astype(np.uint8)
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+
+def pixel_scale(low: float, high: float, dtype: np.dtype[Any], place: str) -> float:
+    """By what images with values from low to high are multiplied to lie in 0..255."""
+    if low < 0 or high > 255:
+        raise UserError(f"{place}: pixels must lie in 0..255 or 0..1, found {low:g} to {high:g}")
+    return 255.0 if high <= 1.0 and np.issubdtype(dtype, np.floating) else 1.0
 
 
 def as_labels(y: Any, classes: int, place: str) -> NDArray[np.int64]:

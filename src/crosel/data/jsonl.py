@@ -13,7 +13,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.limits import check_bytes, shown
 from crosel.data.settings import DataSettings, Progress
 from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels
-from crosel.data.text import parse_json, read_lines
+from crosel.data.text import json_objects
 from crosel.errors import UserError
 
 
@@ -49,13 +49,8 @@ def open_jsonl(path: Path) -> Table:
     names: list[str] = []
     keys: set[str] = set()
     width = -1
-    for line, text in enumerate(read_lines(path), 1):
-        if not text.strip():
-            continue
+    for line, row in json_objects(path, '{"path": "a.png", "candidates": ["cat"]}'):
         place = f"{path}, line {line}"
-        row = parse_json(text, str(path), line)
-        if not isinstance(row, dict):
-            raise UserError(f'{place}, column 1: expected an object, as in {{"path": "a.png", "candidates": ["cat"]}}')
         if not lines:
             refuse_our_labels(row, path)
             known = meanings(list(row), path, line)
