@@ -103,7 +103,6 @@ def read_images(
     progress: Progress | None = None,
 ) -> NDArray[np.uint8]:
     """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
-    Image = _pillow()
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), side, side, channels)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
@@ -111,26 +110,40 @@ def read_images(
     if cache is not None and (found := cache.read(shape)) is not None:
         return found
     out = np.empty(shape, dtype=np.uint8)
+    failed = _decode_all(paths, settings, out, progress)
+    if failed:
+        row = min(failed)
+        place = f"{places[row]}: " if places is not None else ""
+        name = str(paths[row])
+        raise UserError(f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(failed[row])}")
+    if cache is not None:
+        cache.write(out)
+    return out
+
+
+def _decode_all(
+    paths: Sequence[Path], settings: DataSettings, out: NDArray[np.uint8], progress: Progress | None
+) -> dict[int, Exception]:
+    """Fill `out` on all cores. Ends soon after the first image that cannot be read; returns such, by row."""
     failed: dict[int, Exception] = {}
     stop = threading.Event()
 
     def work(start: int) -> int:
-        count = 0
-        for row in range(start, min(start + _BATCH, len(paths))):
+        rows = range(start, min(start + _BATCH, len(paths)))
+        for done, row in enumerate(rows):
             if stop.is_set():
-                break
+                return done
             try:
                 out[row] = decode(paths[row], settings)
             except (ValueError, OSError) as error:
                 failed[row] = error
-                break
-            count += 1
-        return count
+                return done
+        return len(rows)
 
     done = 0
-    Image.init()  # registers the formats once, before threads race to do it
+    _pillow().init()  # registers the formats once, before threads race to do it
     with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
-        warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused below
+        warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
         tasks = [pool.submit(work, start) for start in range(0, len(paths), _BATCH)]
         try:
             for task in as_completed(tasks):
@@ -142,11 +155,4 @@ def read_images(
         finally:  # also on Ctrl-C
             stop.set()
             pool.shutdown(cancel_futures=True)
-    if failed:
-        row = min(failed)
-        place = f"{places[row]}: " if places is not None else ""
-        name = str(paths[row])
-        raise UserError(f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(failed[row])}")
-    if cache is not None:
-        cache.write(out)
-    return out
+    return failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -13,7 +14,7 @@ from crosel.data.images import SUFFIXES
 from crosel.data.inputs import join_inputs
 from crosel.data.limits import shown
 from crosel.data.settings import DataSettings, Progress
-from crosel.data.table import Table
+from crosel.data.table import Table, image_root
 from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import votes_dataset
@@ -69,18 +70,21 @@ def _choices(annotation: dict[str, Any], place: str, wanted: str | None, fields:
     return list(dict.fromkeys(names))
 
 
-def read_label_studio(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
-    tasks = read_json(path)
-    if not isinstance(tasks, list) or not tasks:
-        raise UserError(f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks")
-    root = Path(settings.image_root) if settings.image_root else path.parent
-    left_out: Counter[str] = Counter()
-    names: list[str] = []
-    images: list[str] = []
-    places: list[str] = []
-    votes: list[tuple[int, str, int, str]] = []
+@dataclass
+class _Tasks:
+    """The tasks that have a choice, one entry each, and what was met on the way to them."""
+
+    names: list[str] = field(default_factory=list)
+    images: list[str | None] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    ticked: list[list[str]] = field(default_factory=list)
+    fields: set[str] = field(default_factory=set)  # names of the labelling config under which choices stand
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
+    found = _Tasks()
     seen: dict[str, int] = {}
-    fields: set[str] = set()
     for number, task in enumerate(tasks, 1):
         place = f"{path}, task {number}"
         annotations = task.get("annotations", task.get("completions")) if isinstance(task, dict) else None
@@ -94,40 +98,57 @@ def read_label_studio(path: Path, settings: DataSettings, progress: Progress | N
         if name in seen:
             raise UserError(f"{place}: id {shown(name)} was given to task {seen[name]}")
         seen[name] = number
-        ticked = []
-        for annotation in annotations:
-            if not isinstance(annotation, dict):
-                raise UserError(f"{place}: an annotation is no object")
-            if annotation.get("was_cancelled") or annotation.get("skipped"):
-                left_out["skipped or cancelled annotations"] += 1
-                continue
-            labels = _choices(annotation, place, settings.choices, fields)
-            if not labels:
-                left_out["annotations without a choice"] += 1
-            ticked += labels
+        ticked = _ticked(annotations, place, settings.choices, found)
         if not ticked:
-            left_out["tasks without a choice"] += 1
+            found.left_out["tasks without a choice"] += 1
             continue
         image = _find_image(data)
         if image is None and settings.inputs is None:
             raise UserError(f"{place}: no image in 'data'; say where the inputs are: --set data.inputs=FILE")
-        votes += [(len(names), label, len(names), "choices") for label in ticked]
-        names.append(name)
-        images.append(_image_text(image or "", root))
-        places.append(place)
-    if len(fields) > 1 and settings.choices is None:
-        first, *others = sorted(fields)
+        found.names.append(name)
+        found.images.append(image)
+        found.places.append(place)
+        found.ticked.append(ticked)
+    return found
+
+
+def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Tasks) -> list[str]:
+    """What all annotators of a task ticked; a label as often as they did."""
+    out: list[str] = []
+    for annotation in annotations:
+        if not isinstance(annotation, dict):
+            raise UserError(f"{place}: an annotation is no object")
+        if annotation.get("was_cancelled") or annotation.get("skipped"):
+            found.left_out["skipped or cancelled annotations"] += 1
+            continue
+        labels = _choices(annotation, place, wanted, found.fields)
+        if not labels:
+            found.left_out["annotations without a choice"] += 1
+        out += labels
+    return out
+
+
+def read_label_studio(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+    tasks = read_json(path)
+    if not isinstance(tasks, list) or not tasks:
+        raise UserError(f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks")
+    found = _read_tasks(tasks, path, settings)
+    if len(found.fields) > 1 and settings.choices is None:
+        first, *others = sorted(found.fields)
         raise UserError(
             f"{path}: choices stand under the names {', '.join(map(shown, (first, *others[:4])))}; "
             f"say which of them are the labels: --set data.choices={first or others[0]}"
         )
-    if not names:
+    if not found.names:
         under = f" under the name {shown(settings.choices)}" if settings.choices is not None else ""
         raise UserError(f"{path}: not one of {len(tasks)} tasks has a choice{under}")
-    notes = [f"{what}, left out: {count}" for what, count in left_out.items()]
-    inputs = join_inputs(names, places.__getitem__, path, settings, progress, None, images)
-    table = _Places(path, range(len(names)), {}, {})
-    table.given = places
+    root = image_root(settings, path)
+    images = [_image_text(image or "", root) for image in found.images]
+    inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)
+    votes = [(row, label, row, "choices") for row, ticked in enumerate(found.ticked) for label in ticked]
+    notes = [f"{what}, left out: {count}" for what, count in found.left_out.items()]
+    table = _Places(path, range(len(found.names)), {}, {})
+    table.given = found.places
     return votes_dataset(inputs, votes, table, settings, None, notes)
 
 
