@@ -24,6 +24,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 import crosel
+from crosel.data.limits import one_line
 from crosel.errors import UserError, did_you_mean
 from crosel.files import TEMPORARY, disk_errors, make_folder, sync_folder
 from crosel.redact import without_login
@@ -111,11 +112,6 @@ def checksum(path: Path) -> str:
 # --- fetching -----------------------------------------------------------------------------------------------------
 
 
-def _one_line(reason: object) -> str:
-    """What a server or a library says, as a part of one of our lines."""
-    return " ".join(str(reason).split())[:200] or type(reason).__name__
-
-
 class _Broken(Exception):  # noqa: N818  (told to the user only if it does not go away)
     """The connection failed or ended early; another attempt may go on."""
 
@@ -201,7 +197,7 @@ def _attempt(url: str, stream: IO[bytes], path: Path, progress: Progress | None)
                 f"{url}: the server answers {error.code} {error.reason}; try a mirror ({MIRROR}), or {_by_hand(path)}"
             ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _Broken(f"cannot be reached ({_one_line(getattr(error, 'reason', error))})") from None
+        raise _Broken(f"cannot be reached ({one_line(getattr(error, 'reason', error))})") from None
     with response:
         start, total = _position(response)
         if start != have:
@@ -232,7 +228,7 @@ def _copy(
         try:
             block = response.read1(_BLOCK)  # what has come: `read` would lose it when the rest does not
         except (OSError, http.client.HTTPException) as error:
-            raise _Broken(f"the connection broke off ({_one_line(error)})") from None
+            raise _Broken(f"the connection broke off ({one_line(error)})") from None
         if not block:
             break
         have += len(block)
@@ -285,7 +281,7 @@ def _unpack(archive: Path, temporary: Path, folder: str) -> None:
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{archive}: not a readable archive ({_one_line(error)}); remove it and try again") from None
+        raise UserError(f"{archive}: not a readable archive ({one_line(error)}); remove it and try again") from None
     if not (temporary / folder).is_dir():
         raise UserError(f"{archive}: there is no folder {folder} in it")
 

@@ -41,13 +41,13 @@ from crosel.estimator_model import (
     OWN_NETWORK,
     FittedModel,
     History,
-    UserFactory,
     read_model,
     user_network,
     write_model,
 )
 from crosel.labels import LabelTable, label_table
 from crosel.memory import check_budget, in_building
+from crosel.nets import UserFactory
 from crosel.notebook import NotebookConsole, in_notebook
 from crosel.session import Session, build_session, pick_device, resolve
 from crosel.train import fit as train

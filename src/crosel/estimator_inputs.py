@@ -100,17 +100,10 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     if issparse(given):
         given = given.toarray()
     if hasattr(given, "columns") and len(given.columns) > 1:  # pandas or polars
-        names = list(given.columns)
-        matrix = _matrix(np.asarray(given.to_numpy()))
-        if known is not None and len(known) != len(names):
-            raise UserError(f"candidates: {len(names)} columns for {len(known)} classes")
-        return CandidateSets(matrix, label_array(names) if known is None else known)
+        return _from_matrix(np.asarray(given.to_numpy()), known, label_array(list(given.columns)))
     rows = _rows(given)
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
-        matrix = _matrix(rows)
-        if known is not None and len(known) != matrix.shape[1]:
-            raise UserError(f"candidates: {matrix.shape[1]} columns for {len(known)} classes")
-        return CandidateSets(matrix, np.arange(matrix.shape[1]) if known is None else known)
+        return _from_matrix(rows, known, np.arange(rows.shape[1]))
     if isinstance(rows, np.ndarray):
         _tell_of_joined(rows)
         return _from_labels(rows, known)
@@ -239,6 +232,14 @@ def _matrix(values: Array) -> NDArray[np.bool_]:
         if values.ndim == 2 and np.issubdtype(values.dtype, np.number) and "only 0 and 1" in str(error):
             raise UserError(f"{error} (label lists are passed as lists or sets, not as an array)") from None
         raise
+
+
+def _from_matrix(values: Array, known: Array | None, columns: Array) -> CandidateSets:
+    """`columns` are the labels that the matrix itself has."""
+    matrix = _matrix(values)
+    if known is not None and len(known) != len(columns):
+        raise UserError(f"candidates: {len(columns)} columns for {len(known)} classes")
+    return CandidateSets(matrix, columns if known is None else known)
 
 
 def _from_labels(labels: Array, known: Array | None) -> CandidateSets:

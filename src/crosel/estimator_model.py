@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from crosel.config import check_config
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.files import atomic_write
-from crosel.nets import NetworkFactory
+from crosel.nets import NetworkFactory, UserFactory, bound_factory
 from crosel.session import Session, build_session, load_tensors, pick_device
 from crosel.train import Row, predict_chunks
 
-UserFactory = Callable[..., nn.Module]
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
 FORMAT = 1
 
@@ -105,17 +103,7 @@ def _same_shape(prefix: str, bare: nn.Module, trained: nn.Module) -> dict[str, T
 
 
 def user_network(factory: UserFactory | None, classes: int, shape: tuple[int, ...]) -> NetworkFactory | None:
-    """Bind a user's factory to the problem, and check what it returns."""
-    if factory is None:
-        return None
-
-    def build() -> nn.Module:
-        network = factory(classes=classes, shape=shape)
-        if not isinstance(network, nn.Module):
-            raise UserError(f"network: the factory returned {type(network).__name__}, not a torch.nn.Module")
-        return network
-
-    return build
+    return None if factory is None else bound_factory(factory, classes, shape, "network: the factory")
 
 
 # --- the file -----------------------------------------------------------------------------------------------------

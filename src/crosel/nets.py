@@ -25,6 +25,7 @@ from crosel.fused import add_norm_relu, norm_relu
 from crosel.weights import Conv2d, Linear
 
 NetworkFactory = Callable[[], nn.Module]
+UserFactory = Callable[..., nn.Module]  # called as factory(classes=k, shape=shape of one example)
 
 
 class Classifier(nn.Module, ABC):
@@ -272,14 +273,18 @@ def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"network '{name}' cannot be imported: {error}") from None
-
     if not callable(factory):
         raise UserError(f"network '{name}' is not a function that builds a network")
+    return bound_factory(factory, classes, inputs.shape, f"network '{name}'")
+
+
+def bound_factory(factory: UserFactory, classes: int, shape: tuple[int, ...], what: str) -> NetworkFactory:
+    """Bind a user's factory to the problem, and check what it returns; `what` it is called in an error."""
 
     def build() -> nn.Module:
-        network = factory(classes=classes, shape=inputs.shape)
+        network = factory(classes=classes, shape=shape)
         if not isinstance(network, nn.Module):
-            raise UserError(f"network '{name}' returned {type(network).__name__}, not a torch.nn.Module")
+            raise UserError(f"{what} returned {type(network).__name__}, not a torch.nn.Module")
         return network
 
     return build

@@ -14,7 +14,7 @@ from crosel.data.dataset import Array
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.limits import check_plain, shown
 from crosel.data.settings import DataSettings, Progress
-from crosel.data.table import Table, check_ids, image_path, image_root, optional_labels, split_rows, table_inputs
+from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
 
 
@@ -71,8 +71,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: Prog
 
 
 def _table_inputs(table: Table, settings: DataSettings, progress: Progress | None) -> Inputs:
-    meaning = "id" if "id" in table.columns else "path" if "path" in table.columns else None
-    ids = check_ids(table, meaning) if meaning else [str(row) for row in range(table.n)]
+    ids, _ = own_ids(table)
     train, test = split_rows(table)
     labels, cells = optional_labels(table, train)
     x = table_inputs(table, settings, progress)

@@ -53,7 +53,7 @@ def spoils_lines(text: str) -> bool:
     return not text.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 
 
-def one_line(error: BaseException, limit: int = 200) -> str:
-    """Another library's message as a part of one of our lines."""
+def one_line(error: object, limit: int = 200) -> str:
+    """What another library or a server says, as a part of one of our lines."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"

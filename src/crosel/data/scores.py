@@ -7,7 +7,7 @@ import numpy as np
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import join_inputs
 from crosel.data.settings import DataSettings, Progress
-from crosel.data.table import Table, check_ids, optional_labels
+from crosel.data.table import Table, optional_labels, own_ids
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
 
@@ -22,8 +22,7 @@ def score_table(table: Table, settings: DataSettings, progress: Progress | None)
             near = did_you_mean(missing[0], classes)
             raise UserError(f"{table.path}, line 1: no column of scores for class {missing[0]!r}{near}")
         scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
-    key = "id" if "id" in table.columns else "path" if "path" in table.columns else None
-    names = check_ids(table, key) if key else [str(row) for row in range(table.n)]
+    names, key = own_ids(table)
     inputs = join_inputs(
         names, lambda row: table.place(row, key), table.path, settings, progress, None, table.columns.get("path")
     )

@@ -121,6 +121,12 @@ def check_ids(table: Table, meaning: str = "id") -> list[str]:
     return ids
 
 
+def own_ids(table: Table) -> tuple[list[str], str | None]:
+    """What the rows are known by, and the column that says so: their ids, else their paths, else their numbers."""
+    meaning = next((meaning for meaning in ("id", "path") if meaning in table.columns), None)
+    return (check_ids(table, meaning) if meaning else [str(row) for row in range(table.n)]), meaning
+
+
 def image_path(cell: Any, root: Path) -> Path:
     """A path as written in a file -> where it is. ValueError if it is no path."""
     if not isinstance(cell, str) or not cell.strip():

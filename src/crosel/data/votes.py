@@ -15,7 +15,7 @@ from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.limits import shown
 from crosel.data.settings import DataSettings, Progress
-from crosel.data.table import Table, check_ids, index_of, optional_labels
+from crosel.data.table import Table, index_of, optional_labels, own_ids
 from crosel.data.vocabulary import Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 
@@ -94,8 +94,7 @@ def long_votes(table: Table, settings: DataSettings, progress: Progress | None) 
 def wide_votes(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
     if not table.texts:
         raise UserError(f"{table.path}, line 1: there is no column of votes")
-    key = "id" if "id" in table.columns else "path" if "path" in table.columns else None
-    names = check_ids(table, key) if key else [str(row) for row in range(table.n)]
+    names, key = own_ids(table)
     votes: list[tuple[int, str, int, str]] = []
     voted = np.zeros(table.n, dtype=bool)
     known: dict[str, tuple[str, ...]] = {}
