@@ -220,8 +220,9 @@ def test_a_second_ctrl_c_does_not_leave_a_writer_behind(
 ) -> None:
     """It ends the run, but not before the folder is nobody's: the next process must not meet a late file."""
     out = tmp_path / "run"
-    child = fork_server.start(*tiny_run.command, "--out", out, behind=1.0)
-    child.wait_for(lambda: "epoch 1/4" in child.err)  # epoch 2 ends long before its checkpoint may be begun
+    # Long enough that both signals come before a second checkpoint may be begun, on a busy machine, too.
+    child = fork_server.start(*tiny_run.command, "--out", out, behind=2.5)
+    child.wait_for(lambda: "epoch 1/4" in child.err)
     time.sleep(0.3)
     child.signal(signal.SIGINT)
     time.sleep(0.1)
