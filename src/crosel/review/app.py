@@ -20,7 +20,7 @@ from crosel.report.page import style
 from crosel.review.corrections import corrections_csv
 from crosel.review.examples import Examples
 from crosel.review.guard import Guard
-from crosel.review.search import STATES
+from crosel.review.search import STATES, Sort, State
 from crosel.review.search import Query as Wanted
 from crosel.review.store import Decision, DecisionLog
 
@@ -157,8 +157,8 @@ def question_routes(desk: Desk) -> APIRouter:
         low: Share = 0.0,
         high: Share = 1.0,
         text: Annotated[str, Query(max_length=200)] = "",
-        state: Literal["all", "undecided", "decided", "changed", "skipped"] = "all",
-        sort: Literal["least", "most", "row"] = "least",
+        state: State = "all",
+        sort: Sort = "least",
         after: RowInQuery = None,
         before: RowInQuery = None,
         limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,

@@ -6,15 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crosel.labels import FLAGS
-from crosel.review.store import Decisions
+from crosel.review.store import CODES, Decisions
 
-STATES = ("all", "undecided", "decided", "changed", "skipped")
-SORTS = ("least", "most", "row")  # confidence from below, from above, or as the data stand
+State = Literal["all", "undecided", "decided", "changed", "skipped"]
+Sort = Literal["least", "most", "row"]  # confidence from below, from above, or as the data stand
+STATES: tuple[State, ...] = get_args(State)
+SORTS: tuple[Sort, ...] = get_args(Sort)
 REMEMBERED = 32  # filters whose answers are kept: turning pages asks the same again
 
 
@@ -28,8 +31,8 @@ class Query:
     low: float = 0.0
     high: float = 1.0
     text: str = ""
-    state: str = "all"
-    sort: str = "least"
+    state: State = "all"
+    sort: Sort = "least"
     after: int | None = None
     before: int | None = None
     limit: int = 60
@@ -96,9 +99,9 @@ class Search:
         elif query.state == "decided":
             mask &= kinds > 0
         elif query.state == "changed":
-            mask &= (kinds == 2) | (kinds == 3)
+            mask &= (kinds == CODES["choose"]) | (kinds == CODES["outside"])
         elif query.state == "skipped":
-            mask &= kinds == 4
+            mask &= kinds == CODES["skip"]
         if query.text:
             mask &= self._having(query.text.casefold())
         return mask

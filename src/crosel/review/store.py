@@ -22,10 +22,10 @@ import numpy as np
 from crosel.errors import UserError
 from crosel.files import disk_errors, sync_folder
 
-# In the order of their codes, from 1 on. `choose`: another label of the set; `outside`: a label that is not in it.
+# `choose`: another label of the set; `outside`: a label that is not in it.
 KINDS = ("accept", "choose", "outside", "skip")
 UNDO = "undo"
-_CODE = {kind: code for code, kind in enumerate(KINDS, start=1)}
+CODES = {kind: code for code, kind in enumerate(KINDS, start=1)}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Decisions:
     """The decisions in force, and what undo goes back to. In memory only."""
 
     def __init__(self, n: int) -> None:
-        self.kinds = np.zeros(n, np.int8)  # 0: undecided, otherwise 1 + the place in KINDS
+        self.kinds = np.zeros(n, np.int8)  # 0: undecided, otherwise one of CODES
         self.labels = np.full(n, -1, np.int32)
         self.version = 0  # goes up with every change
         self._counts = [n, *(0 for _ in KINDS)]  # by code
@@ -74,7 +74,7 @@ class Decisions:
 
     def _show(self, row: int) -> None:
         decision = self.get(row)
-        code = 0 if decision is None else _CODE[decision.kind]
+        code = 0 if decision is None else CODES[decision.kind]
         self._counts[int(self.kinds[row])] -= 1
         self._counts[code] += 1
         self.version += 1
@@ -82,7 +82,7 @@ class Decisions:
         self.labels[row] = -1 if decision is None else decision.label
 
     def counts(self) -> dict[str, int]:
-        return {kind: self._counts[code] for kind, code in _CODE.items()}
+        return {kind: self._counts[code] for kind, code in CODES.items()}
 
     def in_force(self) -> Iterator[tuple[int, Decision]]:
         """(row, decision) in the order of the rows."""
