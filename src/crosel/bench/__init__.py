@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
-from crosel.bench.local import run_local
-from crosel.bench.on_ray import run_ray
+from crosel.bench.execute import EXECUTORS, find_executor, run_cells
 from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites, with_seeds
 from crosel.console import percent
-from crosel.errors import Interrupted, UserError, did_you_mean
-from crosel.files import make_folder
-from crosel.runner import stop_signals
+from crosel.errors import UserError
 
 if TYPE_CHECKING:
     from crosel.bench.search import Found
@@ -26,8 +22,6 @@ __all__ = [
     "failure_lines", "list_lines", "parse_suite", "read_suite", "run_cell", "run_cells", "run_suite",
     "search_suite", "suite_lines", "suites",
 ]  # fmt: skip
-
-EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 
 
 def run_suite(
@@ -76,43 +70,7 @@ def search_suite(
     if suite.search is None:
         raise UserError(f"{suite.place} has no search in it")
     options = Options(out, device, jobs)
-    return run_search(suite, options, find_executor(on), run_cells, data_dir, settings, oracle, quiet)
-
-
-def find_executor(on: str) -> Executor:
-    if on not in EXECUTORS:
-        raise UserError(
-            f"--on {on}: there is no such place{did_you_mean(on, EXECUTORS)}; there are {', '.join(EXECUTORS)}"
-        )
-    return EXECUTORS[on]
-
-
-def run_cells(cells: Sequence[Cell], options: Options, execute: Executor, board: Board) -> list[CellResult]:
-    """Skip what is done, give the rest to the executor, and return results in the order of the cells."""
-    if options.jobs < 1:
-        raise UserError(f"--jobs {options.jobs}: at least one run at a time")
-    make_folder(options.out)
-    results: dict[str, CellResult] = {}
-    todo = []
-    with stop_signals() as stop:
-        try:
-            for cell in cells:
-                result = standing(cell, options.folder(cell))
-                if result is None:
-                    todo.append(cell)
-                else:
-                    results[cell.name] = result
-                    board.finished(result)
-            with closing(execute(todo, options, board, stop)) as ended:  # whatever happens here, it cleans up
-                for result in ended:
-                    results[result.cell.name] = result
-                    board.finished(result)
-        finally:
-            board.close()
-        if stop():
-            done = sum(result.status in ("done", "skipped") for result in results.values())
-            raise Interrupted(f"stopped with {done} of {len(cells)} cells done; the same command goes on")
-    return [results[cell.name] for cell in cells]
+    return run_search(suite, options, find_executor(on), data_dir, settings, oracle, quiet)
 
 
 def search_lines(found: Found) -> list[str]:

@@ -15,17 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from crosel import metrics
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options
+from crosel.bench.execute import run_cells
 from crosel.bench.space import ORACLE, Range, Search
 from crosel.bench.suite import Cell, Choice, Part, Suite, expand
 from crosel.cells import csv_line
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.convert import write_npz
+from crosel.data.dataset import only_rows, random_split
 from crosel.errors import UserError
 from crosel.files import atomic_write, make_folder
 from crosel.run import load_data, load_run
@@ -58,7 +59,6 @@ def run_search(
     suite: Suite,
     options: Options,
     execute: Executor,
-    run_cells: Any,
     data_dir: Path | None = None,
     settings: Iterable[str] = (),
     oracle: bool = False,
@@ -111,18 +111,11 @@ def prepare(plan: Cell, folder: Path, search: Search, oracle: bool) -> Dataset:
 
 
 def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a share of the examples, sets included; the same ones for a seed, on every machine."""
-    order = np.random.Philox(np.random.SeedSequence(seed)).random_raw(data.n).argsort(kind="stable")
-    count = round(share * data.n)
-    if not 0 < count < data.n - 1:
+    """Hold out a share of the examples, sets included."""
+    train, held_out = random_split(data.n, share, seed)
+    if len(train) < 2 or not len(held_out):
         raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves nothing on one side")
-    return _rows(data, np.sort(order[count:])), _rows(data, np.sort(order[:count]))
-
-
-def _rows(data: Dataset, rows: Any) -> Dataset:
-    tables = {name: getattr(data, name) for name in ("candidates", "votes", "scores", "weights", "y")}
-    kept: dict[str, Any] = {name: None if table is None else table[rows] for name, table in tables.items()}
-    return replace(data, x=data.x[rows], ids=tuple(data.example_id(int(row)) for row in rows), **kept)
+    return only_rows(data, train), only_rows(data, held_out)
 
 
 def judge(run: Path, held_out: Dataset, score: str, device: str) -> float:

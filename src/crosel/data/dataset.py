@@ -226,7 +226,7 @@ def _count_classes(sets: Any, votes: Any, scores: Any, y: Any, place: str) -> in
 
 
 def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
-    """Move a share of the examples to the test set; the same ones for a seed, on every machine."""
+    """Move a share of the examples to the test set."""
     if data.x_test is not None:
         raise UserError(
             "setting 'data.test_share': this data has a test set of its own; to hold out training examples in its "
@@ -234,15 +234,21 @@ def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
         )
     if data.y is None:
         raise UserError("setting 'data.test_share': a test set needs true labels, which this data does not have")
-    order = np.random.Philox(np.random.SeedSequence(seed)).random_raw(data.n).argsort(kind="stable")
-    count = round(share * data.n)
-    if not 0 < count < data.n:
+    train, test = random_split(data.n, share, seed)
+    if not len(train) or not len(test):
         raise UserError(f"setting 'data.test_share': {share:g} of {data.n} examples leaves nothing on one side")
-    test, train = np.sort(order[:count]), np.sort(order[count:])
-    tables = {name: getattr(data, name) for name in ("candidates", "votes", "scores", "weights")}
-    kept: dict[str, Any] = {name: None if table is None else table[train] for name, table in tables.items()}
-    return replace(
-        data, x=data.x[train], y=data.y[train], x_test=data.x[test], y_test=data.y[test],
-        ids=tuple(data.example_id(row) for row in train),
-        **kept,
-    )  # fmt: skip
+    return replace(only_rows(data, train), x_test=data.x[test], y_test=data.y[test])
+
+
+def random_split(n: int, share: float, seed: int) -> tuple[Array, Array]:
+    """Rows to keep and a share to hold out, each in order; the same ones for a seed, on every machine."""
+    order = np.random.Philox(np.random.SeedSequence(seed)).random_raw(n).argsort(kind="stable")
+    count = round(share * n)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def only_rows(data: Dataset, rows: Array) -> Dataset:
+    """The data with some of its training examples; the test set is left alone."""
+    tables = {name: getattr(data, name) for name in ("candidates", "votes", "scores", "weights", "y")}
+    kept: dict[str, Any] = {name: None if table is None else table[rows] for name, table in tables.items()}
+    return replace(data, x=data.x[rows], ids=tuple(data.example_id(int(row)) for row in rows), **kept)
