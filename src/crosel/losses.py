@@ -1,4 +1,4 @@
-"""Losses that do not belong to one method alone. Pure functions of logits or embeddings, mean over the batch."""
+"""What several methods compute with logits: pure functions. Losses are means over the batch."""
 
 from __future__ import annotations
 
@@ -40,49 +40,6 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean over the batch of -Σ_j targets_j log p_j, for rows of non-negative weights."""
     logits = wide(logits)
     return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
-
-
-# --- contrast between embeddings (PiCO) ----------------------------------------------------------------------------
-
-
-def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Bool [B, k]. A comparison, because `F.one_hot` may look at the values and wait for the device."""
-    return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b outside autocast: divided by τ = .07, the rounding of bf16 would weigh."""
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
-
-
-def info_nce_loss(queries: Tensor, keys: Tensor, queue: Tensor, temperature: float) -> Tensor:
-    """Mean of -log [exp(q·k/τ) / (exp(q·k/τ) + Σ_queue exp(q·k'/τ))]."""
-    own = (queries * keys).sum(dim=1, keepdim=True) / temperature
-    logits = torch.cat([own, product(queries, queue.T) / temperature], dim=1)
-    return (logits.logsumexp(dim=1) - own.squeeze(1)).mean()
-
-
-def supcon_loss(
-    queries: Tensor,
-    others: Tensor,
-    labels: Tensor,
-    other_labels: Tensor,
-    temperature: float,
-    anchors: slice = slice(None),
-) -> Tensor:
-    """Mean over queries of the mean over their positives of -log [exp(q·z⁺/τ) / Σ_z exp(q·z/τ)].
-
-    Only the `anchors` among the queries are averaged over; the rest are there to be compared with.
-    z runs over all queries but the anchor itself and over `others` (keys and queue), z⁺ over those with the
-    anchor's label. The own key is among them, so there is always a positive.
-    """
-    contrast = torch.cat([queries, others])
-    itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)[anchors]
-    logits = (product(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
-    positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
-    negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
-    return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
 def log_one_minus_probability(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is measured. Names that start with `oracle` or speak of accuracy need true labels and never drive a choice."""
+"""What is measured. `accuracy`, and what begins with `oracle`, needs true labels and never drives a choice."""
 
 from __future__ import annotations
 

@@ -120,11 +120,12 @@ class RunFolder:
                 f"{self.path} was made with another config: {name} was {was!r}, now {now!r}; "
                 "take the old value, or another --out"
             )
+        damaged = False
         try:
-            readable = self._config_on_disk() is not None
+            self._config_on_disk()
         except UserError:
-            readable = False
-        if old != new or not readable:
+            damaged = True
+        if old != new or damaged:
             atomic_write(self / "config.yaml", config.to_yaml())
 
     @contextmanager

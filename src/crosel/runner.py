@@ -126,6 +126,7 @@ def _open(
     corrections: Path | None,
     world: World,
 ) -> Session:
+    """Begin a run in the folder, or go on with the one that is there, from its last checkpoint."""
     if not folder.exists:
         data = draw_candidates(data, config.candidates, config.seed)
         known = read_corrections(corrections, data) if corrections else {}

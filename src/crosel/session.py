@@ -42,6 +42,8 @@ class Progress:
 
 @dataclass
 class Session:
+    """A run in memory: data and method on the device, the optimiser, and how far training has come."""
+
     config: RunConfig
     data: Dataset
     device: torch.device
@@ -49,8 +51,8 @@ class Session:
     normalise: Normaliser
     train: TrainingTensors
     generator: torch.Generator
-    steps: int
-    batch_size: int
+    steps: int  # of an epoch
+    batch_size: int  # of each stream; over all ranks
     progress: Progress = field(default_factory=Progress)
     order: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
     epoch_start: Tensor | None = None  # the generator's state when the epoch under way began

@@ -25,7 +25,7 @@ And one that makes several processes learn what one does (`crosel.distributed`; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
@@ -68,6 +68,12 @@ class Stream:
 
     views: tuple[str, ...]
     pool: Tensor | None = None  # int64 indices, at least one; None means all examples
+
+
+def told_apart(views: Sequence[str]) -> tuple[str, ...]:
+    """Names for several views of one example in a stream: what is behind # makes another draw of the same kind."""
+    first, *others = views
+    return (first, *(f"{view}#{number}" for number, view in enumerate(others, start=1)))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crosel.losses import log_one_minus_probability, restrict, soft_cross_entropy
-from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
 from crosel.methods.proden import uniform_weights
 from crosel.nets import apart
 
@@ -99,8 +99,7 @@ class CRDPLL(Method):
         self.register_buffer("weights", uniform_weights(problem.candidates))
         # Follows from the epoch alone, so checkpoints need not hold it.
         self.register_buffer("consistency", torch.zeros((), device=problem.candidates.device), persistent=False)
-        first, *others = settings.views
-        self.views = (first, *(f"{view}#{number}" for number, view in enumerate(others, start=1)))
+        self.views = told_apart(settings.views)
 
     def begin_epoch(self, epoch: int) -> None:
         ramp_epochs = self.settings.ramp_share * self.problem.epochs

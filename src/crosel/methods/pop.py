@@ -37,7 +37,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
 from crosel.methods.proden import proden_loss, proden_weights, uniform_weights
 from crosel.nets import apart
 
@@ -104,8 +104,7 @@ class PoP(Method):
         history = torch.zeros(settings.history, *candidates.shape, device=candidates.device)
         self.register_buffer("history", history)
         self.register_buffer("threshold", torch.tensor(settings.threshold, device=candidates.device))
-        first, *others = settings.views
-        self.views = (first, *(f"{view}#{number}" for number, view in enumerate(others, start=1)))
+        self.views = told_apart(settings.views)
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream(self.views)}
