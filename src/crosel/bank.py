@@ -66,10 +66,13 @@ class MemoryBank(nn.Module):
 
         Until t epochs have been pushed, nothing counts as stable (β2).
         """
+        unknown = set(criteria) - {1, 2, 3}
+        if unknown:
+            raise ValueError(f"there are the criteria 1, 2 and 3, not {min(unknown)}")
         newest = self.labels[-1].long()
         mask = newest >= 0
         if 1 in criteria:
-            mask &= label_is_candidate(newest, torch.as_tensor(candidates))
+            mask &= label_is_candidate(newest, torch.as_tensor(candidates, device=newest.device))
         if 2 in criteria:
             mask &= label_is_stable(self.labels)
         if 3 in criteria:
@@ -79,7 +82,7 @@ class MemoryBank(nn.Module):
 
 def label_is_candidate(labels: Tensor, candidates: Tensor) -> Tensor:
     """β1 (Eq. 1): the newest predicted label lies in the candidate set."""
-    return candidates.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return candidates.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1).bool()
 
 
 def label_is_stable(labels: Tensor) -> Tensor:

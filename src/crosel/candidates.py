@@ -45,7 +45,7 @@ def _checked_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
     y = np.asarray(labels)
     if y.ndim != 1:
         raise UserError(f"labels must be one-dimensional, not of shape {y.shape}")
-    if not np.issubdtype(y.dtype, np.integer):
+    if len(y) and not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"labels must be integers, not {y.dtype}")
     wrong = np.flatnonzero((y < 0) | (y >= classes))
     if len(wrong):
@@ -122,9 +122,12 @@ def _smallest(keys: NDArray[np.float64], size: NDArray[np.int64]) -> Bools:
 
 def superclass(labels: ArrayLike, groups: ArrayLike, q: float, seed: int) -> Bools:
     """As `uniform`, with wrong labels only from the true label's superclass; `groups[j]` is the group of class j."""
-    group = np.asarray(groups)
+    try:
+        group = np.asarray(groups)
+    except ValueError:  # lists of different lengths
+        group = np.empty(0)
     if group.ndim != 1 or not len(group):
-        raise UserError("groups must give one superclass for each class")
+        raise UserError("groups must give one superclass for each class, as in [0, 0, 1, 1]")
     classes = len(group)
     y, q, draws = _checked_labels(labels, classes), check_probability("q", q), _Draws(seed)
     same = group[:, None] == group[None, :]

@@ -13,8 +13,8 @@ def wide(values: Tensor) -> Tensor:
 
 
 def restrict(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Logits with everything outside the candidate sets at minus infinity."""
-    return logits.masked_fill(~candidates, -torch.inf)
+    """Logits with everything outside the candidate sets, a bool or 0/1 matrix, at minus infinity."""
+    return logits.masked_fill(~torch.as_tensor(candidates, device=logits.device).bool(), -torch.inf)
 
 
 def candidate_probabilities(logits: Tensor, candidates: Tensor, temperature: float | Tensor = 1.0) -> Tensor:

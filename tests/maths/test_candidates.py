@@ -150,6 +150,10 @@ def test_uniform_sets_need_two_classes():
         uniform_sets([0, 0], 1, seed=0)
 
 
+def test_no_labels_have_no_sets():
+    assert uniform([], 10, 0.5, seed=0).shape == (0, 10)
+
+
 # --- superclass ---------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +181,7 @@ def test_superclass_with_one_group_is_uniform_and_names_may_be_words():
     assert np.array_equal(superclass(y, list("abcdefghij"), 0.9, seed=3), np.eye(10, dtype=bool)[y])
 
 
-@pytest.mark.parametrize("groups", [[], [[0, 1], [0, 1]]])
+@pytest.mark.parametrize("groups", [[], [[0, 1], [0, 1]], [[0, 1], [2]]])
 def test_superclass_needs_a_group_for_each_class(groups):
     with pytest.raises(UserError, match="one superclass for each class"):
         superclass([0], groups, 0.5, seed=0)

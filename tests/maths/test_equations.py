@@ -399,3 +399,24 @@ def test_half_precision_is_computed_in_full():
         value = loss(logits)
         assert value.dtype in (torch.float32, torch.float64)
         torch.testing.assert_close(value, loss(logits.float()))
+
+
+# --- building blocks in other people's loops ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32"])
+def test_sets_may_be_zeros_and_ones_of_any_type(kind, dtype, history):
+    bank, sets = history
+    logits, mask = torch.from_numpy(bank[-1]).log(), torch.from_numpy(sets)
+    given = kind(sets.astype(dtype))
+    assert torch.equal(cc_loss(logits, given), cc_loss(logits, mask))
+    assert torch.equal(comix_targets(logits, given, 0.5), comix_targets(logits, mask, 0.5))
+    expected, selection = filled(bank).select(mask, GAMMA), filled(bank).select(given, GAMMA)
+    assert torch.equal(selection.mask, expected.mask)
+    assert selection.mask.dtype == torch.bool
+
+
+def test_only_criteria_that_there_are():
+    with pytest.raises(ValueError, match="there are the criteria 1, 2 and 3, not 4"):
+        MemoryBank(1, 1).select(torch.ones(1, 2, dtype=torch.bool), 0.5, criteria=(1, 4))
