@@ -24,7 +24,7 @@ app = typer.Typer(
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Trust = Annotated[bool, typer.Option("--trust-code", help="allow network.name=module:factory to import code")]
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Published datasets.")
+data_app = typer.Typer(rich_markup_mode=None, help="Published datasets.")
 app.add_typer(data_app, name="data")
 DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
 
@@ -93,8 +93,8 @@ def train(
 
     def build() -> RunConfig:
         base: dict[str, Any] = {}
-        if source is None and config is None and preset is None:
-            if not (resume and out):
+        if source is None and config is None:
+            if preset is not None or not (resume and out):
                 raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
             base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")
         return build_config(preset=preset, file=config, settings=set_ or (), values=values, base=base)
@@ -139,7 +139,7 @@ def eval(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    input: Annotated[Path, typer.Argument(help="folder of images, or a csv, jsonl or npz file")],
+    input: Annotated[Path, typer.Argument(help="image, folder of images, or a csv, jsonl or npz file")],
     out: Annotated[Path, typer.Option(help="csv or jsonl file to write")],
     top: Annotated[int, typer.Option(min=1, help="how many labels to give for each example")] = 1,
     device: Device = "auto",

@@ -49,7 +49,7 @@ from crosel.labels import LabelTable, label_table
 from crosel.memory import check_budget, in_building
 from crosel.nets import UserFactory
 from crosel.notebook import NotebookConsole, in_notebook
-from crosel.session import Session, build_session, pick_device, resolve
+from crosel.session import build_session, check_batch, pick_device, resolve
 from crosel.train import fit as train
 
 __all__ = ["CroSelClassifier", "History", "PartialLabelClassifier"]
@@ -160,7 +160,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 user_network(factory, len(sets.classes), data.shape),
                 trust_code=True,  # whoever names code in a Python program could as well have called it
             )
-        _check_batch(session)
+        check_batch(session)
         console = self._console()
         try:
             check_budget(session)
@@ -331,8 +331,10 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 class CroSelClassifier(PartialLabelClassifier):
     """CroSel: two networks select confident labels for each other from their prediction history.
 
-    Parameters beside those of `PartialLabelClassifier`
-    ---------------------------------------------------
+    All parameters of `PartialLabelClassifier` but `method`, and those of CroSel itself.
+
+    Parameters
+    ----------
     warmup : epochs before anything is selected; None for 10, at most a third of all.
     gamma : confidence that a label must exceed, on average over the history, to be selected.
     bank_length : epochs of history.
@@ -395,16 +397,6 @@ class CroSelClassifier(PartialLabelClassifier):
                 raise UserError(f"method_settings: '{name}' is a parameter of its own")
             values[name] = getattr(self, name)
         return values
-
-
-def _check_batch(session: Session) -> None:
-    if session.batch_size == 1 and any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in session.method.modules()
-    ):
-        raise UserError(
-            f"batches of one example (n_samples={session.data.n}, batch_size={session.config.train.batch_size}) cannot "
-            "train a network with batch normalisation"
-        )
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -26,7 +26,7 @@ from crosel.outcome import write_predictions, write_selection
 from crosel.report import write_report
 from crosel.review.corrections import apply_corrections, read_corrections
 from crosel.run import RunFolder, command_line, load_data, with_full_paths
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session, build_session, check_batch, resolve
 from crosel.train import fit
 
 
@@ -133,6 +133,7 @@ def _open(
         data = apply_corrections(data, known)
         # Before anything is written: it may refuse the config.
         session = build_session(config, data, device, trust_code=trust_code, world=world)
+        check_batch(session)
         check_budget(session)
         folder.create(config, data, command_line(), corrected=sorted(known))
         return session

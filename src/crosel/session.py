@@ -247,6 +247,17 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
         )
 
 
+def check_batch(session: Session) -> None:
+    """Refuse what training would fail on: batch norm has no statistics of a single example."""
+    if session.batch_size == 1 and any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in session.method.modules()
+    ):
+        raise UserError(
+            "batches of one example cannot train a network with batch normalisation; raise the batch size "
+            f"(train.batch_size is {session.config.train.batch_size})"
+        )
+
+
 @contextmanager
 def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
     """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""

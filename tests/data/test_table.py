@@ -241,6 +241,7 @@ def test_bad_csv_is_named_with_its_place(tmp_path, case):
 BAD_JSONL = {
     "empty": ("", "line 1: cannot read '.jsonl' without a line"),
     "half a line": ('{"x": [1], "label": "a"}\n{"x": [1', "line 2, column 9: not valid JSON"),
+    "half a line and its end": ('{"x": [1\n{"x": [1], "label": "a"}\n', "line 1, column 9: not valid JSON"),
     "a list": ("[1]\n", "line 1, column 1: expected an object"),
     "no labels": ('{"x": [1]}\n', "line 1: there are neither 'candidates' nor a 'label'"),
     "other length": ('{"x": [1], "label": "a"}\n{"x": [1, 2], "label": "a"}', "line 2, column 'x': 2 numbers, where"),

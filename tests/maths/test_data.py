@@ -54,6 +54,8 @@ BAD_INPUTS = {
     "too large": (np.array([[0.0, 1.0], [1e300, 0.0]]), "row 1, column 0 is too large for single precision"),
     "dark pixels": (np.full((1, 2, 2), -1), r"pixels must lie in 0\.\.255 or 0\.\.1, found -1 to -1"),
     "bright pixels": (np.full((1, 2, 2), 256.0), "found 256 to 256"),
+    "channels first": (np.zeros((2, 3, 32, 24)), r"looks like \[n, c, h, w\].*x\.transpose\(0, 2, 3, 1\)"),
+    "grey, channels first": (np.zeros((2, 1, 28, 28)), r"shape \(2, 1, 28, 28\) looks like \[n, c, h, w\]"),
 }
 
 
@@ -403,10 +405,29 @@ def test_npz_is_read(tmp_path):
     assert load(str(path)).fingerprint() == data.fingerprint()
 
 
+def test_npz_takes_labels_by_name(tmp_path):
+    path = tmp_path / "my.npz"
+    names = np.array(["dog", "cat"])
+    np.savez(path, x=X, candidates=SETS, y=names[Y], x_test=X, y_test=names[Y], classes=names)
+    data = read_npz(path)
+    assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (("dog", "cat"), Y, Y)
+    np.savez(
+        path, x=X, y=np.array([b"10", b"9", b"10"]), x_test=X, y_test=["9", "9", "11"]
+    )  # classes follow from these
+    data = read_npz(path)
+    assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (("9", "10", "11"), [1, 0, 1], [0, 0, 2])
+    np.savez(path, x=X, y=Y, classes=np.array([b"cat", b"dog"]))
+    assert read_npz(path).classes == ("cat", "dog")
+
+
 NPZ_ERRORS = {
     "no x": ({"candidates": SETS}, "the array 'x' is missing"),
     "unknown": ({"x": X, "candidate": SETS}, r"unknown array 'candidate' \(did you mean 'candidates'\?\); known are"),
-    "objects": ({"x": np.array([[None]], dtype=object), "y": Y}, "not a readable npz file .*allow_pickle"),
+    "objects": ({"x": np.array([[None]], dtype=object), "y": Y}, "'x' holds Python objects, which are never loaded"),
+    "object names": ({"x": X, "y": Y, "classes": np.array(["a", "b"], dtype=object)}, "'classes' holds Python objects"),
+    "names without columns": ({"x": X, "candidates": SETS, "y": ["a", "b", "a"]}, "'classes' must say which column of"),
+    "another name": ({"x": X, "y": ["a", "b", "c"], "classes": ["a", "b"]}, "y, row 2: 'c' is none of the 2 classes"),
+    "no text": ({"x": X, "y": np.array([b"\xff", b"a", b"b"])}, "'y' is not plain text"),
     "classes": ({"x": X, "y": Y, "classes": np.array([["a"]])}, r"'classes' must be one-dimensional, not of shape"),
     "ids": ({"x": X, "y": Y, "ids": np.array("a")}, r"'ids' must be one-dimensional, not of shape \(\)"),
     "lengths": ({"x": X, "y": [0]}, "x has 3 examples, but y has 1"),
@@ -431,6 +452,7 @@ def test_files_that_are_no_npz(content, tmp_path):
     with pytest.raises(UserError, match="not a readable npz file") as caught:
         read_npz(path)
     assert one_line(caught).startswith(f"{path}: ")
+    assert "allow_pickle" not in str(caught.value)  # numpy's advice for whatever it does not know
 
 
 def test_a_single_array_is_no_npz(tmp_path):

@@ -96,6 +96,11 @@ def check_finite(x: Array, place: str, first_row: int = 0) -> None:
 
 
 def _as_pixels(x: Array, place: str) -> Array:
+    _, height, width, channels = x.shape
+    if channels > 4 and (height == 3 or (height == 1 and width == channels)):
+        raise UserError(
+            f"{place}: shape {x.shape} looks like [n, c, h, w]; give images as [n, h, w, c]: x.transpose(0, 2, 3, 1)"
+        )
     if x.dtype != np.uint8:
         x = np.rint(x * pixel_scale(float(x.min()), float(x.max()), x.dtype, place)).astype(np.uint8)
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2))

@@ -27,6 +27,7 @@ FIELDS = (
 
 def read_arrays(path: Path) -> dict[str, Any]:
     """The arrays of an npz file, none of them objects (those are pickles: never from outside)."""
+    check_archive(path)
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
@@ -43,11 +44,30 @@ def read_arrays(path: Path) -> dict[str, Any]:
                 raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
             # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
             check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
-            return {name: archive[name] for name in archive.files}
+            return {name: _array(archive, name, path) for name in archive.files}
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
         raise UserError(f"{path}: not a readable npz file ({one_line(error)})") from None
+
+
+def check_archive(path: Path) -> None:
+    """Whatever else there is, numpy takes for a pickle, and offers to load it unsafely."""
+    with path.open("rb") as stream:
+        start = stream.read(6)
+    if not start.startswith((b"PK", b"\x93NUMPY")):
+        raise UserError(f"{path}: not a readable npz file (an archive of arrays, as np.savez writes it, is needed)")
+
+
+def _array(archive: Any, name: str, path: Path) -> Any:
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise UserError(
+            f"{path}: '{name}' holds Python objects, which are never loaded; save it as numbers or text, by its astype"
+        ) from None
 
 
 def _names(arrays: dict[str, Any], name: str, path: Path) -> list[str] | None:
@@ -56,7 +76,40 @@ def _names(arrays: dict[str, Any], name: str, path: Path) -> list[str] | None:
         return None
     if values.ndim != 1:
         raise UserError(f"{path}: '{name}' must be one-dimensional, not of shape {values.shape}")
-    return [str(value) for value in values]
+    return _text(values, name, path) if values.dtype.kind in "SU" else [str(value) for value in values]
+
+
+def _text(values: Any, name: str, path: Path) -> list[str]:
+    try:
+        return [str(value) for value in values.astype(str)]
+    except UnicodeDecodeError:  # bytes
+        raise UserError(f"{path}: '{name}' is not plain text") from None
+
+
+def _numbered(arrays: dict[str, Any], classes: list[str] | None, path: Path) -> list[str] | None:
+    """Put numbers for labels that are names, and return the classes, which may follow from these names."""
+    named = {
+        name: _text(arrays[name], name, path)
+        for name in ("y", "y_test")
+        if name in arrays and arrays[name].dtype.kind in "SU" and arrays[name].ndim == 1
+    }
+    if not named:
+        return classes
+    table = next((name for name in ("candidates", "votes", "scores") if name in arrays), None)
+    if classes is None and table is not None:
+        raise UserError(
+            f"{path}: '{next(iter(named))}' has names, so 'classes' must say which column of '{table}' is which"
+        )
+    vocabulary = Vocabulary((label for labels in named.values() for label in labels), classes)
+    for name, labels in named.items():
+        numbers = np.empty(len(labels), np.int64)
+        for row, label in enumerate(labels):
+            try:
+                numbers[row] = vocabulary[label]
+            except ValueError as error:
+                raise UserError(f"{path}: {name}, row {row}: {error}") from None
+        arrays[name] = numbers
+    return list(vocabulary.classes)
 
 
 def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -81,6 +134,7 @@ def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
 def read_npz(path: Path, settings: DataSettings | None = None, progress: Progress | None = None) -> Dataset:
     arrays = read_arrays(path)
     classes, ids, hints = _names(arrays, "classes", path), _names(arrays, "ids", path), _hints(arrays, path)
+    classes = _numbered(arrays, classes, path)
     if "x" not in arrays:
         arrays = _with_inputs(arrays, classes, ids, path, settings, progress)
     data = make_dataset(**arrays, classes=classes, ids=ids, place=str(path), **hints)
@@ -122,6 +176,7 @@ def read_npz_inputs(path: Path) -> Inputs:
     if "x" not in arrays:
         raise UserError(f"{path}: the array 'x' is missing")
     classes, ids = _names(arrays, "classes", path), _names(arrays, "ids", path)
+    classes = _numbered(arrays, classes, path)
     x = arrays["x"]
     n = len(x) if x.ndim else 0
     if ids is not None and len(ids) != n:

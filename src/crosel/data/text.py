@@ -85,7 +85,7 @@ class CsvFile:
 def parse_json(text: str, place: str, first_line: int = 1) -> Any:
     """JSON with the line and column of whatever is wrong with it."""
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip())  # what is missing at the end is missing on the last line, not below it
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UserError(f"{place}, line {line}, column {error.colno}: not valid JSON ({error.msg})") from None
