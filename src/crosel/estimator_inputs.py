@@ -100,7 +100,7 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     if issparse(given):
         given = given.toarray()
     if hasattr(given, "columns") and len(given.columns) > 1:  # pandas or polars
-        return _from_matrix(np.asarray(given.to_numpy()), known, label_array(list(given.columns)))
+        return _from_matrix(np.asarray(given.to_numpy()), known, label_array([_plain(name) for name in given.columns]))
     rows = _rows(given)
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
         return _from_matrix(rows, known, np.arange(rows.shape[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from crosel import metrics
 from crosel.data import load
 from crosel.errors import UserError
+from crosel.predict import tell_of_dark
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks, test_pass
@@ -32,6 +34,7 @@ def evaluate_run(
         x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
         if x is None or y is None:
             raise UserError(f"{source} has no true labels (y) to compare with")
+        tell_of_dark(session, int(x.max()), source, lambda text: print(text, file=sys.stderr))
         return result | {"examples": len(x)} | test_pass(session, x, y)
     if session.data.x_test is not None and session.data.y_test is not None:
         result |= {"examples": len(session.data.x_test)}

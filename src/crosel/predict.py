@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -28,30 +29,45 @@ def predict_file(
     device: torch.device,
     trust_code: bool = False,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> int:
     """Write id, label and probability of the `top` labels, chunk by chunk, to csv or jsonl; return how many."""
-    if out.suffix not in (".csv", ".jsonl"):
+    suffix = out.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
         raise UserError(f"{out}: predictions are written as .csv or .jsonl; give the file one of these endings")
     keep_apart(out, source)
     session = load_run(run, device, trust_code, needs_data=False)
     top = min(top, len(session.data.classes))
-    line = _csv_row if out.suffix == ".csv" else _json_row
-    count = 0
+    line = _csv_row if suffix == ".csv" else _json_row
+    count, brightest = 0, 0
 
     def write(stream: IO[bytes]) -> None:
-        nonlocal count
-        if out.suffix == ".csv":
+        nonlocal count, brightest
+        if suffix == ".csv":
             more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
             stream.write(csv_line(["id", "label", "confidence", *more]))
         for chunk in open_inputs(source, session.data.shape):
             for name, pairs in _predictions(session, chunk, top):
                 stream.write(line(name, pairs))
             count += len(chunk.x)
+            brightest = max(brightest, int(chunk.x.max())) if session.data.is_image else 0
             if progress is not None:
                 progress(count)
 
     atomic_write_with(out, write)
+    if source.suffix.lower() == ".npz":
+        tell_of_dark(session, brightest, source, say)
     return count
+
+
+def tell_of_dark(session: Session, brightest: int, source: object, say: Callable[[str], None]) -> None:
+    """Numbers of images are on one of two scales. Digits in 0..16, say, are on neither: black to the networks."""
+    usual = 255 * float(session.normalise.mean.max())
+    if session.data.is_image and brightest < usual / 2:
+        say(
+            f"{source}: no pixel is above {brightest} of 255, and those of training are {usual:.0f} on average; "
+            "if these images are not so dark, bring x to 0..255 or 0..1"
+        )
 
 
 def _predictions(session: Session, chunk: Chunk, top: int) -> Iterator[tuple[str, list[tuple[str, float]]]]:

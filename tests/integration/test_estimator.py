@@ -217,6 +217,8 @@ def test_frame_columns_name_the_classes() -> None:
     assert clf.classes_.tolist() == ["ant", "bee", "cow"]
     assert clf.score(x, frame) == clf.score(x, sets)
     assert small(epochs=1, classes=[1, 2, 3]).fit(x, frame).classes_.tolist() == [1, 2, 3]
+    of_numpy = small(epochs=1).fit(x, Frame(sets, list(np.array(["ant", "bee", "cow"]))))
+    assert of_numpy.classes_.dtype == clf.classes_.dtype
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -389,6 +391,12 @@ def test_cross_validation_pipeline_and_search() -> None:
     search.fit(x, sets)
     assert search.best_params_["gamma"] in (0.5, 0.9)
     assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+
+
+def test_shown_in_a_notebook_without_warnings(recwarn: pytest.WarningsRecorder) -> None:
+    for estimator in (small(), small_crosel()):
+        assert type(estimator).__name__ in estimator._repr_html_()
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_score_with_weights() -> None:

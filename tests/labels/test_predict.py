@@ -152,7 +152,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.npz", npz(x=np.where(np.arange(4)[:, None, None] == 2, np.nan, GOOD)), IMAGE, "x: NaN in row 2, column 0"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, np.inf, 3]])), FEATURES, "x: an infinite value in row 1, column 1"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, 1e39, 3]])), FEATURES, "x: row 1, column 1 is too large"),
-    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give a folder of images, csv, jsonl or npz"),
+    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give an image, a folder of images, csv, jsonl or npz"),
 ]
 
 
@@ -216,6 +216,27 @@ def test_predict_by_the_command_line(tiny_run: TinyRun, images: Path, tmp_path, 
     assert refused.code == 2
     assert refused.err.count("\n") == 1
     assert "bad.csv, line 1: there is no column 'path'" in refused.err
+
+
+def test_one_image_is_enough(tiny_run: TinyRun, images: Path, tmp_path):
+    whole = predicted(tiny_run.path, images / "png", tmp_path / "all.jsonl")
+    (alone,) = predicted(tiny_run.path, images / "png" / "a" / "0.png", tmp_path / "one.JSONL")
+    assert alone["id"] == "0.png"
+    assert tops([alone]) == tops(whole[:1])
+
+
+def test_images_on_another_scale_are_told_of(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
+    with np.load(images / "x.npz") as saved:
+        x = saved["x"]
+    np.savez(tmp_path / "sixteen.npz", x=x / 255 * 16, y=np.zeros(10, int))  # as scikit-learn has them
+    np.savez(tmp_path / "unit.npz", x=x / 255, y=np.zeros(10, int))
+    said = "sixteen.npz: no pixel is above 16 of 255, and those of training are 7"  # 7. on average
+    for command in (("predict", tiny_run.path), ("eval", tiny_run.path)):
+        out = ("--out", tmp_path / "p.csv") if command[0] == "predict" else ()
+        dark = crosel_cli(*command, tmp_path / "sixteen.npz", *out)
+        assert (dark.code, dark.err.count("\n")) == (0, 1)
+        assert said in dark.err
+        assert crosel_cli(*command, tmp_path / "unit.npz", *out).err == ""
 
 
 def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):

@@ -1,4 +1,4 @@
-"""What is to be predicted, chunk by chunk: a folder of images, csv, jsonl or npz. Memory does not grow with its length.
+"""What is to be predicted, chunk by chunk: images, csv, jsonl or npz. Memory does not grow with its length.
 
 Training wants a whole `Dataset`; here examples have no labels, and must look like those that a run was trained on.
 """
@@ -17,9 +17,10 @@ import numpy as np
 
 from crosel.data.csvfile import no_number
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
-from crosel.data.images import read_images
+from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import list_images
 from crosel.data.limits import check_plain, one_line, shown
+from crosel.data.npz import check_archive
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, json_objects
@@ -84,12 +85,16 @@ def open_inputs(path: Path, shape: tuple[int, ...]) -> Iterator[Chunk]:
         suffix = path.suffix.lower()
         if suffix == ".npz":
             yield from _npz(path, form)
+        elif suffix in SUFFIXES:
+            yield from _images(iter([(path.name, path, str(path))]), form, path)
         elif suffix in (".csv", ".tsv"):
             yield from _csv(path, form)
         elif suffix in (".jsonl", ".ndjson"):
             yield from _jsonl(path, form)
         else:
-            raise UserError(f"{path}: cannot read '{path.suffix}'; give a folder of images, csv, jsonl or npz")
+            raise UserError(
+                f"{path}: cannot read '{path.suffix}'; give an image, a folder of images, csv, jsonl or npz"
+            )
     except OSError as error:  # must not be taken for trouble with the file that is written
         raise UserError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
 
@@ -211,6 +216,7 @@ def _json_numbers(row: dict[str, Any], names: list[str], form: Form, place: str)
 
 
 def _npz(path: Path, form: Form) -> Iterator[Chunk]:
+    check_archive(path)
     try:
         archive = np.load(path, allow_pickle=False)  # object arrays are pickles: never from outside
         if isinstance(archive, np.ndarray):
