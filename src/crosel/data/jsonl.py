@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from crosel.data.settings import DataSettings, Progress
 from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels
 from crosel.data.text import json_objects
 from crosel.errors import UserError
+
+_OPTIONAL = ("label", "weight", "split")  # meanings that a row may leave out
 
 
 def _float(value: Any) -> float:
@@ -42,39 +45,55 @@ def _features(row: dict[str, Any], names: list[str], width: int, place: str) -> 
     return out
 
 
+@dataclass
+class _Layout:
+    """Which keys the rows have, as the first row shows; some may be left out, or come later."""
+
+    titles: dict[str, str]  # meaning -> key
+    features: list[str]  # keys
+
+    def __post_init__(self) -> None:
+        self._known = frozenset(self.features)  # looked at for every key of every row
+
+    @classmethod
+    def of(cls, row: dict[str, Any], path: Path, line: int) -> _Layout:
+        keys = list(row)
+        titles = {meaning: keys[column] for meaning, column in meanings(keys, path, line).items()}
+        return cls(titles, [] if "path" in titles else [key for key in keys if key not in titles.values()])
+
+    def check(self, row: dict[str, Any], place: str) -> None:
+        """Take in what may come late; a key that comes and goes otherwise is no column."""
+        for key in row:
+            meaning = MEANINGS.get(key.lower())
+            if meaning in _OPTIONAL:
+                self.titles.setdefault(meaning, key)
+        optional = {self.titles[meaning] for meaning in _OPTIONAL if meaning in self.titles}
+        missing = [key for key in (*self.titles.values(), *self.features) if key not in row and key not in optional]
+        if missing:
+            raise UserError(f"{place}, column {shown(missing[0])}: missing, unlike in the first row")
+        late = [key for key in row if key not in self._known and key not in self.titles.values()]
+        if late and "path" not in self.titles:
+            raise UserError(f"{place}, column {shown(late[0])}: not in the first row")
+
+
 def open_jsonl(path: Path) -> Table:
     lines, values = array("q"), array("d")
     columns: dict[str, list[Any]] = {}
-    titles: dict[str, str] = {}
-    names: list[str] = []
-    keys: set[str] = set()
+    layout = _Layout({}, [])
     width = -1
     for line, row in json_objects(path, '{"path": "a.png", "candidates": ["cat"]}'):
         place = f"{path}, line {line}"
         if not lines:
             refuse_our_labels(row, path)
-            known = meanings(list(row), path, line)
-            titles = {meaning: list(row)[column] for meaning, column in known.items()}
-            columns = {meaning: [] for meaning in titles}
-            names = [] if "path" in titles else [name for name in row if name not in titles.values()]
-            keys = set(names)
-        for name in row:
-            meaning = MEANINGS.get(name.lower())
-            if meaning in ("label", "weight", "split") and meaning not in titles:
-                titles[meaning], columns[meaning] = name, [None] * len(lines)
-        # A key that comes and goes is no column: only label, weight and split may be left out.
-        optional = {titles[m] for m in ("label", "weight", "split") if m in titles}
-        missing = [k for k in (*titles.values(), *names) if k not in row and k not in optional]
-        if missing:
-            raise UserError(f"{place}, column {shown(missing[0])}: missing, unlike in the first row")
-        late = [k for k in row if k not in keys and k not in titles.values()]
-        if late and "path" not in titles:
-            raise UserError(f"{place}, column {shown(late[0])}: not in the first row")
+            layout = _Layout.of(row, path, line)
+        layout.check(row, place)
+        for meaning, key in layout.titles.items():
+            if meaning not in columns:
+                columns[meaning] = [None] * len(lines)
+            columns[meaning].append(row.get(key))
         lines.append(line)
-        for meaning, name in titles.items():
-            columns[meaning].append(row.get(name))
-        if names:
-            numbers = _features(row, names, width, place)
+        if layout.features:
+            numbers = _features(row, layout.features, width, place)
             width = len(numbers)
             values.extend(numbers)
             if len(lines) % 4096 == 0:
@@ -83,9 +102,10 @@ def open_jsonl(path: Path) -> Table:
         raise UserError(f"{path}, line 1: cannot read '{path.suffix}' without a line")
     features = None
     if width > 0:
+        names = layout.features
         wide = names if width == len(names) else [f"{names[0]}[{i}]" for i in range(width)]
         features = as_features(np.frombuffer(values).reshape(len(lines), width), path, lines, wide)
-    return Table(path, lines, columns, titles, features, names)
+    return Table(path, lines, columns, layout.titles, features, layout.features)
 
 
 def read_jsonl(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
