@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from crosel import metrics
 from crosel.data import load
+from crosel.data.chunks import columns_of_training
+from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.predict import tell_of_dark
 from crosel.run import load_run
@@ -25,7 +28,7 @@ def evaluate_run(
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
         same = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
-        other = load(source, data_dir, session.config.data.model_copy(update=same))
+        other = _with_columns_of(session, load(source, data_dir, session.config.data.model_copy(update=same)), source)
         if other.shape != session.data.shape:
             raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")
         if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
@@ -40,6 +43,14 @@ def evaluate_run(
         result |= {"examples": len(session.data.x_test)}
         result |= test_pass(session, session.data.x_test, session.data.y_test)
     return result | training_metrics(session)
+
+
+def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
+    """Features in the order of training, where both have names for them."""
+    if other.columns is None:
+        return other
+    order = columns_of_training(session.data.columns, other.columns, source)
+    return replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])
 
 
 def training_metrics(session: Session) -> dict[str, float]:

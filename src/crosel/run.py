@@ -166,6 +166,8 @@ class RunFolder:
             arrays["y"] = data.y
         if data.ids is not None:
             arrays["ids"] = np.array(data.ids)
+        if data.columns is not None:
+            arrays["columns"] = np.array(data.columns)
         atomic_write_with(self / "candidates.npz", lambda stream: np.savez_compressed(stream, **arrays))
 
     def read_candidates(self) -> dict[str, Any]:
@@ -208,7 +210,8 @@ class RunFolder:
         saved = self.read_candidates()
         shape = tuple(int(side) for side in saved["shape"])
         x = np.zeros((1, *shape), np.uint8 if len(shape) == 3 else np.float32)
-        return Dataset(x, tuple(map(str, saved["classes"])), saved["candidates"])
+        columns = tuple(map(str, saved["columns"])) if "columns" in saved else None
+        return Dataset(x, tuple(map(str, saved["classes"])), saved["candidates"], columns=columns)
 
     # --- going on ---------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli)
     result = crosel_cli("bench", path, "--out", tmp_path / "out", "--device", "cpu")
     assert result.code == 1
     assert result.out.startswith("0 of 1 cells done")
-    assert "failed: none-q0.3/crosel-seed0: source" in result.out
+    assert f"failed: none-q0.3/crosel-seed0: {tmp_path / 'none.npz'}: no such file" in result.out
     assert "Traceback" not in result.err
 
 

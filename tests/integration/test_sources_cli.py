@@ -253,6 +253,11 @@ def test_a_file_in_the_data_folder(
     monkeypatch.chdir(tmp_path)
     assert crosel_cli("labels", "here/run", "--out", "l.csv").code == 0
     assert crosel_cli("eval", "here/run", "--json").code == 0
+    Path("data").rename("moved")
+    lost = crosel_cli("labels", "here/run", "--out", "l.csv")
+    assert lost.code == 2
+    assert "palm.mat: no such file or folder; if it has moved, say to which folder: --data DIR" in lost.err
+    assert crosel_cli("labels", "here/run", "--out", "l.csv", "--data", "moved").code == 0
     missing = crosel_cli("train", "none.mat", *share, "--out", "other")
     assert missing.code == 2
     assert "source 'none.mat' is neither a file nor one of" in missing.err

@@ -103,6 +103,30 @@ def test_features_from_csv_jsonl_and_npz(tmp_path, monkeypatch):
         assert ids == ([f"r{i}" for i in range(5)] if name == "x.csv" else [str(i) for i in range(5)])
 
 
+def test_features_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli):
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(12, 3)) * [1, 10, 100]
+    names = ["cat" if row[0] > 0 else "dog" for row in x]
+    rows = [(name, *map(float, row)) for name, row in zip(names, x, strict=True)]
+    Path("rows.csv").write_text("label,u,v,w\n" + "".join(f"{a},{u},{v},{w}\n" for a, u, v, w in rows))
+    Path("moved.csv").write_text("w,label,more,v,u\n" + "".join(f"{w},{a},1,{v},{u}\n" for a, u, v, w in rows))
+    Path("moved.jsonl").write_text("".join(json.dumps({"w": w, "v": v, "u": u}) + "\n" for _, u, v, w in rows))
+    Path("other.csv").write_text("a,b,c\n" + "".join(f"{u},{v},{w}\n" for _, u, v, w in rows))
+    Path("gone.csv").write_text("u,v,wide\n1,2,3\n")
+    training = ("--candidates", "uniform:q=0", "--method", "cc", "--set", "train.epochs=2", "--device", "cpu")
+    assert crosel_cli("train", "rows.csv", *training, "--out", "run").code == 0
+    expected = tops(predicted(Path("run"), Path("rows.csv"), Path("p.jsonl")))
+    for source in ("moved.csv", "moved.jsonl", "other.csv"):  # other names: in the order of training
+        assert tops(predicted(Path("run"), Path(source), Path("p.jsonl"))) == expected
+    refused = crosel_cli("predict", "run", "gone.csv", "--out", "p.csv")
+    assert (refused.code, refused.err) == (
+        2, "crosel: gone.csv, line 1: there is no column 'w', which the run was trained on\n"
+    )  # fmt: skip
+    scores = [crosel_cli("eval", "run", source, "--json").out for source in ("rows.csv", "moved.csv")]
+    assert scores[0] == scores[1]
+    assert json.loads(scores[0])["examples"] == 12
+
+
 def npz(**arrays: Any) -> bytes:
     stream = io.BytesIO()
     np.savez(stream, **arrays)

@@ -43,6 +43,7 @@ class Form:
     """What one example of the run looks like."""
 
     shape: tuple[int, ...]
+    columns: Sequence[str] | None = None  # names of the features, where they are known
 
     @property
     def is_image(self) -> bool:
@@ -72,9 +73,19 @@ class Form:
             raise UserError(f"{place}: {width} features; the run was trained on {self.shape[0]}")
 
 
-def open_inputs(path: Path, shape: tuple[int, ...]) -> Iterator[Chunk]:
+def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], place: str) -> list[int]:
+    """Where the features that a run was trained on are, by name; those of other names are taken in their order."""
+    if trained is None or not set(trained) & set(there):
+        return list(range(len(there)))
+    missing = [name for name in trained if name not in there]
+    if missing:
+        raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on")
+    return [there.index(name) for name in trained]
+
+
+def open_inputs(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None = None) -> Iterator[Chunk]:
     """Read what is to be predicted, chunk by chunk; whatever is wrong with it is a UserError."""
-    form = Form(shape)
+    form = Form(shape, columns)
     try:
         if path.is_dir():
             yield from _folder(path, form)
@@ -162,6 +173,8 @@ def _csv(path: Path, form: Form) -> Iterator[Chunk]:
         yield from _listed_images(cells, form, path, header[column])
         return
     columns = [column for column, title in enumerate(header) if title and column not in known.values()]
+    order = columns_of_training(form.columns, [header[column] for column in columns], f"{path}, line 1")
+    columns = [columns[at] for at in order]
     form.check_width(len(columns), f"{path}, line 1")
 
     def numbers(line: int, row: list[str]) -> list[float]:
@@ -191,7 +204,11 @@ def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
         yield from _listed_images(((name, line, row.get(title)) for name, line, row in named), form, path, title)
         return
     names = _feature_names(first[1])
-    values = ((name, line, _json_numbers(row, names, form, f"{path}, line {line}")) for name, line, row in named)
+    order = columns_of_training(form.columns, names, f"{path}, line {first[0]}")
+    wanted = [names[at] for at in order]
+    values = (
+        (name, line, _json_numbers(row, names, wanted, form, f"{path}, line {line}")) for name, line, row in named
+    )
     yield from _features(values, form, path, [f"number {i + 1}" for i in range(form.shape[0])])
 
 
@@ -199,14 +216,14 @@ def _feature_names(row: dict[str, Any]) -> list[str]:
     return [key for key in row if key.lower() not in MEANINGS]
 
 
-def _json_numbers(row: dict[str, Any], names: list[str], form: Form, place: str) -> list[float]:
-    """The numbers of a row, whose features are named as in the first one; each is a number or a list of them."""
+def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form: Form, place: str) -> list[float]:
+    """The wanted numbers of a row whose features are named as in the first one; each is a number or a list of them."""
     own = _feature_names(row)
     if own != names:
         odd = next(iter(set(own).symmetric_difference(names)), "x")
         raise UserError(f"{place}, column {shown(odd)}: other columns than in the first row")
     out: list[float] = []
-    for key in names:
+    for key in wanted:
         for cell in row[key] if isinstance(row[key], list) else [row[key]]:
             if isinstance(cell, bool) or not isinstance(cell, int | float) or abs(cell) > 1e300:
                 raise UserError(f"{place}, column {shown(key)}: {shown(cell)} is no number we can hold")

@@ -34,6 +34,7 @@ class Dataset:
     votes: NDArray[np.int32] | None = None  # [n, k]: how many annotators chose the label
     scores: NDArray[np.float32] | None = None  # [n, k]: a model's, of any scale
     weights: NDArray[np.float32] | None = None  # [n, k]: 0 outside the candidate set
+    columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
     notes: tuple[str, ...] = ()  # what the reader left out, and why, for people to read
 
     @property

@@ -62,10 +62,14 @@ NAMED: dict[str, Callable[[Path | None], Dataset]] = {
 
 
 def locate(source: str, data_dir: Path | None) -> str:
-    """Where a source is: a file that is not there as named may lie in the folder that holds the data."""
+    """Where a source is: a file that is not there as named may lie in the folder that holds the data.
+
+    A run knows its source by the full path. If that has moved, its name is looked for.
+    """
     if data_dir is None or source in NAMED or "\0" in source or Path(source).exists():
         return source
-    return str(data_dir / source) if (data_dir / source).exists() else source
+    there = data_dir / (Path(source).name if Path(source).is_absolute() else source)
+    return str(there) if there.exists() else source
 
 
 def load(
@@ -91,6 +95,8 @@ def load(
 
 def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dataset:
     path = Path(source)
+    if "\0" not in source and path.is_absolute() and not path.exists():
+        raise UserError(f"{source}: no such file or folder; if it has moved, say to which folder: --data DIR")
     if "\0" in source or not path.exists():
         raise UserError(
             f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"

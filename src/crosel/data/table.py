@@ -51,6 +51,12 @@ class Table:
     def n(self) -> int:
         return len(self.lines)
 
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """One for each feature; None for images, and for features that are one list."""
+        wide = self.features is not None and self.features.shape[1] == len(self.names)
+        return tuple(self.names) if wide and self.names else None
+
     def place(self, row: int, meaning: str | None = None) -> str:
         column = f", column {shown(self.titles.get(meaning, meaning))}" if meaning else ""
         return f"{self.path}, line {self.lines[row]}{column}"
@@ -233,7 +239,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: Progress | Non
         x if len(train) == table.n else x[train], matrix, y=None if truth is None else indices(train),
         x_test=x[test] if len(test) else None, y_test=indices(test) if len(test) else None,
         classes=vocabulary.classes, ids=None if ids is None else [ids[row] for row in train],
-        weights=weight_matrix, notes=tuple(notes), place=str(table.path),
+        weights=weight_matrix, notes=tuple(notes), place=str(table.path), columns=table.feature_names,
     )  # fmt: skip
 
 
