@@ -42,6 +42,11 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """Bool [B, k]. A comparison, because `F.one_hot` may look at the values and wait for the device."""
+    return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)
+
+
 def log_one_minus_probability(logits: Tensor) -> Tensor:
     """Return log(1 - p_j) for every label, finite for any finite logits of two classes or more."""
     logits = wide(logits)

@@ -26,7 +26,7 @@ class Stepper:
     """Runs steps, eagerly or by replay. A new phase, or other streams, need a new recording."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self.session, self.optimiser = session, session.optimiser  # made now: its copy to the device is waited for
         # With several ranks a step holds messages; these are sent as they come, not recorded.
         alone = session.world.size == 1
         self.records = session.device.type == "cuda" and session.config.train.cuda_graphs and alone
@@ -75,7 +75,7 @@ class Stepper:
         return graph
 
     def _set_lr(self, lr: float) -> None:
-        for group in self.session.optimiser.param_groups:
+        for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:
@@ -97,7 +97,7 @@ class Stepper:
                 self.casts.gather()
         report = session.world.add_up(self._gradients, losses.report, session.batch_size)
         if learns:
-            session.optimiser.step()
+            self.optimiser.step()
         with torch.no_grad(), computing(session.config, session.device):
             session.method.after_step(batches)
         good = self._report(losses.objective, report, undo)
@@ -105,7 +105,7 @@ class Stepper:
             session.average.update(good)
 
     def _parameters(self) -> Iterator[Tensor]:
-        for group in self.session.optimiser.param_groups:
+        for group in self.optimiser.param_groups:
             yield from group["params"]
 
     def _forget_gradients(self) -> None:

@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,8 +66,10 @@ def fit(
     session: Session, watchers: tuple[Watcher, ...] = (), stop_requested: Callable[[], bool] = lambda: False
 ) -> list[Row]:
     """Train to the last epoch, from wherever the session stands, and return the rows of metrics."""
-    settings, progress, method, world = session.config.train, session.progress, session.method, session.world
-    stepper, steps_fit, passes_fit = Stepper(session), in_steps(session), in_passes(session)
+    settings, progress, method = session.config.train, session.progress, session.method
+    steps_fit, passes_fit = in_steps(session), in_passes(session)
+    with steps_fit:
+        stepper = Stepper(session)
     while progress.epoch < settings.epochs:
         epoch = progress.epoch + 1
         started = time.perf_counter() - progress.seconds
@@ -77,29 +79,13 @@ def fit(
             progress.sums.clear()  # another phase has other losses to report
         if session.average:
             session.average.begin_epoch(progress.epoch * session.steps)
-        streams = method.streams()
-        indices = draw_epoch(session, streams)
-        looks = Looks(session, epoch)
-        method.train()
-        while progress.step < session.steps:
-            step = progress.step
-            lr = learning_rate(settings, epoch, step, session.steps)
-            with steps_fit:
-                stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
-            progress.step += 1
-            last = progress.step == session.steps
-            if progress.step % settings.log_every == 0 or last:
-                for at, loss in looks.take(wait=last):
-                    for watcher in watchers:
-                        watcher.on_step(session, epoch, at, loss)
-            if world.any(stop_requested()) and progress.step < session.steps:
-                world.average(session.statistics(), session.batch_size)
-                looks.take(wait=True)  # what is not finite must not get into a checkpoint
-                progress.seconds = time.perf_counter() - started
-                for watcher in watchers:
-                    watcher.on_state(session)
-                raise Interrupted
-        world.average(session.statistics(), session.batch_size)
+        with steps_fit:
+            finished = take_steps(session, stepper, watchers, stop_requested)
+        if not finished:
+            progress.seconds = time.perf_counter() - started
+            for watcher in watchers:
+                watcher.on_state(session)
+            raise Interrupted
         check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
         losses = finite.means(session, session.steps, epoch)
@@ -108,7 +94,7 @@ def fit(
         row = {
             "epoch": epoch,
             "phase": method.phase,
-            "lr": lr,
+            "lr": learning_rate(settings, epoch, session.steps - 1, session.steps),
             **losses,
             **measured,
             "seconds": time.perf_counter() - started,
@@ -122,9 +108,37 @@ def fit(
         for watcher in watchers:
             watcher.on_state(session)
             watcher.on_epoch(session, row)
-        if world.any(stop_requested()) and epoch < settings.epochs:
+        if session.world.any(stop_requested()) and epoch < settings.epochs:
             raise Interrupted
     return progress.rows
+
+
+def take_steps(
+    session: Session, stepper: Stepper, watchers: tuple[Watcher, ...], stop_requested: Callable[[], bool]
+) -> bool:
+    """The steps of an epoch that are left. False: asked to stop before the last, with a state that may be saved."""
+    settings, progress, world = session.config.train, session.progress, session.world
+    epoch = progress.epoch + 1
+    streams = session.method.streams()
+    indices = draw_epoch(session, streams)
+    looks = Looks(session, epoch)
+    session.method.train()
+    stopped = False
+    while progress.step < session.steps and not stopped:
+        step = progress.step
+        lr = learning_rate(settings, epoch, step, session.steps)
+        stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
+        progress.step += 1
+        last = progress.step == session.steps
+        if progress.step % settings.log_every == 0 or last:
+            for at, loss in looks.take(wait=last):
+                for watcher in watchers:
+                    watcher.on_step(session, epoch, at, loss)
+        stopped = world.any(stop_requested()) and not last
+    world.average(session.statistics(), session.batch_size)
+    if stopped:
+        looks.take(wait=True)  # what is not finite must not get into a checkpoint
+    return not stopped
 
 
 def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Tensor]:
@@ -271,7 +285,7 @@ test_pass.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever
 
 
 @torch.no_grad()
-def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Any:
+def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Iterator[tuple[int, Tensor]]:
     """Yield (start, logits [v, rows, k]) for raw inputs in the host's memory, in evaluation mode."""
     chunk = session.config.train.eval_batch_size
     for start in range(0, len(x), chunk):

@@ -31,7 +31,6 @@ from _sessions import NAMES
 from _support import CroselCli
 
 from crosel import checkpoint
-from crosel import train as train_loop
 from crosel.candidates import uniform
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged, Interrupted
@@ -159,48 +158,6 @@ def test_stop_names_the_step_and_the_ids(graphs: str, data_on: str) -> None:
     assert text.startswith(f"the loss is not finite any more (NaN or infinite) at step 6 of {STEPS} of epoch 1; ")
     assert caught.value.ids == tuple(f"pic-{i}" for i in sorted(batch))
     assert "\n" not in text
-
-
-# --- nothing waits --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [(RECORDED,), (EAGER,), (RECORDED, "train.data_on=host")])
-@pytest.mark.parametrize("name", NAMES)
-def test_no_step_waits_for_the_device(name: str, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From an epoch's order to its last step: an operation that makes the host wait is an error."""
-    unwatched = trained(name, *settings)
-    order, weights = train_loop.draw_epoch, train_loop.check_weights
-    watched, looks = 0, []
-
-    def draw(*args: Any) -> Any:
-        nonlocal watched
-        drawn = order(*args)
-        torch.cuda.set_sync_debug_mode("error")
-        watched += 1
-        return drawn
-
-    def check(*args: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
-        weights(*args)
-
-    class Watch:
-        def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-            looks.append((session.progress.step, step))
-
-        def on_epoch(self, *args: Any) -> None: ...
-        def on_state(self, *args: Any) -> None: ...
-
-    monkeypatch.setattr(train_loop, "draw_epoch", draw)
-    monkeypatch.setattr(train_loop, "check_weights", check)
-    session = session_of(name, "train.log_every=3", *settings)
-    assert session.optimiser.state, "made before the first step"
-    try:
-        fit(session, (Watch(),))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert watched == session.config.train.epochs
-    assert all(step < now or now == STEPS for now, step in looks), "a look is read when others have been sent"
-    assert_same_bits(session, unwatched)
 
 
 # --- kills ----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.losses import restrict, soft_cross_entropy, wide
+from crosel.contrast import info_nce_loss, product, supcon_loss
+from crosel.losses import one_hot, restrict, soft_cross_entropy, wide
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
 from crosel.nets import embedding_network
@@ -57,17 +58,6 @@ def embed(head: nn.Module, features: Tensor) -> Tensor:
 def best_candidate(scores: Tensor, candidates: Tensor) -> Tensor:
     """Return the label with the largest score inside each candidate set, int64 [B]."""
     return restrict(scores, candidates).argmax(dim=1)
-
-
-def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Bool [B, k]. A comparison, because `F.one_hot` may look at the values and wait for the device."""
-    return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b outside autocast: divided by τ = .07, the rounding of bf16 would weigh."""
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
 
 
 def disambiguate(weights: Tensor, labels: Tensor, phi: float | Tensor) -> Tensor:
@@ -91,35 +81,6 @@ def prototype_update(prototypes: Tensor, queries: Tensor, labels: Tensor, moment
 def phi(epoch: int, epochs: int, start: float, end: float) -> float:
     """Return φ in epoch 1, 2, …: linear in the epochs completed, `start` in the first."""
     return start + (end - start) * (epoch - 1) / epochs
-
-
-def info_nce_loss(queries: Tensor, keys: Tensor, queue: Tensor, temperature: float) -> Tensor:
-    """Mean of -log [exp(q·k/τ) / (exp(q·k/τ) + Σ_queue exp(q·k'/τ))]."""
-    own = (queries * keys).sum(dim=1, keepdim=True) / temperature
-    logits = torch.cat([own, product(queries, queue.T) / temperature], dim=1)
-    return (logits.logsumexp(dim=1) - own.squeeze(1)).mean()
-
-
-def supcon_loss(
-    queries: Tensor,
-    others: Tensor,
-    labels: Tensor,
-    other_labels: Tensor,
-    temperature: float,
-    anchors: slice = slice(None),
-) -> Tensor:
-    """Mean over queries of the mean over their positives of -log [exp(q·z⁺/τ) / Σ_z exp(q·z/τ)].
-
-    Only the `anchors` among the queries are averaged over; the rest are there to be compared with.
-    z runs over all queries but the anchor itself and over `others` (keys and queue), z⁺ over those with the
-    anchor's label. The own key is among them, so there is always a positive.
-    """
-    contrast = torch.cat([queries, others])
-    itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)[anchors]
-    logits = (product(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
-    positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
-    negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
-    return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
 @torch.no_grad()
