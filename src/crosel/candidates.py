@@ -240,6 +240,8 @@ def parse_rule(text: str) -> Rule:
             takes = ", ".join(known)
             takes = f"takes {takes}" if takes else "takes no values"
             raise UserError(f"rule '{text}': no value '{key}'{did_you_mean(key, known)}; '{name}' {takes}")
+        if key in given:
+            raise UserError(f"rule '{text}': {key} is given twice")
         try:
             given[key] = float(value)
         except ValueError:

@@ -92,6 +92,8 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "digit"): ("source 'digit' is neither a file nor one of digits", "did you mean 'digits'?"),
     ("train", "cifar10"): ("cifar-10-batches-py is not there", "--data DIR", "crosel data get cifar10 --to DIR"),
     ("train", "."): ("cannot read a folder without a folder of images for each class", "csv file: path,candidates"),
+    ("train", ""): ("source '' is neither a file nor one of digits",),
+    ("train", "digits", "--candidates", "uniform:q=0.3,q=0.5"): ("rule 'uniform:q=0.3,q=0.5': q is given twice",),
     ("train",): ("say what to train on", "--resume with --out RUN"),
     ("train", "--resume"): ("say what to train on", "--resume with --out RUN"),
     ("train", "--preset", "demo/digits"): ("say what to train on", "--resume with --out RUN"),

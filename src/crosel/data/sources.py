@@ -97,7 +97,7 @@ def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dat
     path = Path(source)
     if "\0" not in source and path.is_absolute() and not path.exists():
         raise UserError(f"{source}: no such file or folder; if it has moved, say to which folder: --data DIR")
-    if "\0" in source or not path.exists():
+    if not source.strip() or "\0" in source or not path.exists():  # Path("") is the folder we are in
         raise UserError(
             f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"
         )
