@@ -227,13 +227,32 @@ def build_config(
     """Merge `base` (a whole tree of settings), preset, file, flags (`values`) and `--set` items, each over the one
     before, and check the result."""
     tree: dict[str, Any] = dict(base) if base else {"method": {"name": "crosel"}}
-    if preset:
-        tree = _merge(tree, read_preset(preset))
-    if file:
-        tree = _merge(tree, read_yaml(file))
-    tree = _merge(tree, {key: value for key, value in (values or {}).items() if value is not None})
-    tree = _merge(tree, _parse_set(settings))
-    return check_config(tree)
+    planned = read_preset(preset) if preset else {}
+    flags = {key: value for key, value in (values or {}).items() if value is not None}
+    given = [read_yaml(file) if file else {}, flags, _parse_set(settings)]
+    for layer in (planned, *given):
+        tree = _merge(tree, layer)
+    return check_config(_with_room(tree, planned, given) if preset else tree)
+
+
+def _with_room(tree: dict[str, Any], planned: Mapping[str, Any], given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A preset's warm-up is for its own number of epochs. Where no more are asked for than it takes, it shrinks in
+    proportion, and the ramp behind it; what somebody gave stays."""
+    method, train, lengths = tree.get("method"), tree.get("train"), planned.get("method", {})
+    warmup, epochs = lengths.get("warmup"), train.get("epochs") if isinstance(train, Mapping) else None
+    if not isinstance(method, Mapping) or method.get("name") != lengths.get("name") or warmup is None:
+        return tree
+    if not isinstance(epochs, int) or not 0 < epochs <= warmup:
+        return tree
+    own = {name for layer in given if isinstance(layer.get("method"), Mapping) for name in layer["method"]}
+    # Nothing left: the method's own rule for few epochs.
+    fitting = {
+        name: lengths[name] * epochs // planned["train"]["epochs"] or None
+        for name in ("warmup", "ramp") if name in lengths and name not in own
+    }  # fmt: skip
+    if "ramp" in fitting:
+        fitting["ramp"] = fitting["ramp"] or 1
+    return tree | {"method": {**method, **fitting}}
 
 
 def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:

@@ -144,6 +144,31 @@ def test_there_are_presets():
     assert "demo/digits" in presets()
 
 
+@pytest.mark.parametrize(
+    ("preset", "epochs", "warmup", "ramp"),
+    [
+        ("demo/digits", 40, 20, 0), ("demo/digits", 21, 20, 0), ("demo/digits", 20, 10, 0), ("demo/digits", 2, 1, 0),
+        ("demo/digits", 1, None, 0), ("fast/cifar10-crosel", 72, 19, 36), ("fast/cifar10-crosel", 19, 5, 9),
+        ("fast/cifar10-crosel", 2, None, 1),
+    ],
+)  # fmt: skip
+def test_a_presets_warm_up_makes_room_where_fewer_epochs_are_asked_for(preset, epochs, warmup, ramp):
+    config = build_config(preset=preset, values=SOURCE, settings=[f"train.epochs={epochs}"])
+    assert (config.method.warmup, config.method.ramp) == (warmup, ramp)
+
+
+def test_a_warm_up_that_was_asked_for_stays_whatever_the_epochs(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("method: {warmup: 7}\ntrain: {epochs: 3}\n", encoding="utf-8")
+    short = ["train.epochs=3"]
+    for ways in ({"settings": [*short, "method.warmup=7"]}, {"file": path}):
+        assert build_config(preset="demo/digits", values=SOURCE, **ways).method.warmup == 7
+    other = build_config(preset="demo/digits", values={**SOURCE, "method": {"name": "cc"}}, settings=short)
+    assert other.method.name == "cc"
+    one = build_config(preset="fast/cifar10-crosel", values=SOURCE, settings=[*short, "method.ramp=2"])
+    assert (one.method.warmup, one.method.ramp) == (None, 2)
+
+
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_loads_and_validates(name):
     config = build(preset=name)
