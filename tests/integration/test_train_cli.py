@@ -45,14 +45,13 @@ def test_every_row_of_metrics_has_the_promised_fields(tiny_run: TinyRun) -> None
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert [row["phase"] for row in rows] == ["warm-up", "warm-up", "selection", "selection"]
     always = {
-        "epoch", "phase", "seconds", "images_per_second", "peak_memory_mib", "lr", "loss", "lambda_d",
-        "selection_ratio", "selection_ratio_1", "selection_ratio_2", "covering_rate", "approximated_accuracy",
+        "epoch", "phase", "seconds", "images_per_second", "peak_memory_mib", "lr", "loss", "loss_selected",
+        "loss_comix", "lambda_d", "selection_ratio", "selection_ratio_1", "selection_ratio_2", "covering_rate",
+        "approximated_accuracy",
         "test_accuracy", "test_accuracy_1", "test_accuracy_2",
     }  # fmt: skip
     for row in rows:
         expected = set(always)
-        if row["phase"] == "selection":
-            expected |= {"loss_selected", "loss_comix"}
         if row["selection_ratio"] > 0:
             expected.add("oracle_selection_accuracy")
         assert set(row) == expected
@@ -64,7 +63,8 @@ def test_every_row_of_metrics_has_the_promised_fields(tiny_run: TinyRun) -> None
         assert row["images_per_second"] > 0
         assert row["peak_memory_mib"] > 10
     assert rows[-1]["selection_ratio"] > 0, "the tiny run should select something, or it tests too little"
-    assert [row["lambda_d"] for row in rows[:2]] == [0, 0]
+    assert [(row["lambda_d"], row["loss_selected"], row["loss_comix"]) for row in rows[:2]] == [(0, 0, 0)] * 2
+    assert all(row["loss_comix"] > 0 for row in rows[2:])
     assert rows[3]["lambda_d"] == pytest.approx(4 * (1 - rows[2]["selection_ratio"]), rel=1e-6)
 
 

@@ -367,6 +367,8 @@ class CroSel(Method):
         out = {"lambda_d": float(self.lambda_d), "selection_ratio": sum(shares) / len(shares)}
         if len(shares) > 1:
             out |= {f"selection_ratio_{v + 1}": share for v, share in enumerate(shares)}
+        if self.phase == "warm-up":  # which has neither: as in a step where nothing is selected and λ_d = 0
+            out |= {"loss_selected": 0.0, "loss_comix": 0.0}
         if self.settings.outside != "keep":
             out["outside_ratio"] = float(self.outside.float().mean())
         return out
