@@ -176,7 +176,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.npz", npz(x=np.where(np.arange(4)[:, None, None] == 2, np.nan, GOOD)), IMAGE, "x: NaN in row 2, column 0"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, np.inf, 3]])), FEATURES, "x: an infinite value in row 1, column 1"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, 1e39, 3]])), FEATURES, "x: row 1, column 1 is too large"),
-    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give an image, a folder of images, csv, jsonl or npz"),
+    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give an image, a folder of images, csv, jsonl, npz or mat"),
 ]
 
 
@@ -188,6 +188,39 @@ def test_bad_inputs_are_one_clear_line(tmp_path, monkeypatch, name, content, sha
         list(open_inputs(tmp_path / name, shape))
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_features_and_images_in_mat_files(tmp_path, monkeypatch):
+    """PALM's files hold their sets as well; new data need not. SVHN's hold labels."""
+    io, sparse = pytest.importorskip("scipy.io"), pytest.importorskip("scipy.sparse")
+    monkeypatch.setattr(chunks, "_ROWS", 3)
+    x = np.arange(24.0).reshape(8, 3)
+    io.savemat(tmp_path / "new.mat", {"data": x})
+    io.savemat(tmp_path / "sparse.mat", {"data": sparse.csr_matrix(x)})
+    io.savemat(tmp_path / "palm.mat", {"data": x, "partial_target": np.ones((2, 8)), "target": np.eye(2)[:, [0] * 8]})
+    for name in ("new.mat", "sparse.mat", "palm.mat"):
+        found = list(open_inputs(tmp_path / name, FEATURES))
+        assert [len(chunk.x) for chunk in found] == [3, 3, 2]
+        assert np.concatenate([chunk.x for chunk in found]).tolist() == x.tolist()
+        assert [i for chunk in found for i in chunk.ids] == [str(i) for i in range(8)]
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
+    io.savemat(tmp_path / "digits_32x32.mat", {"X": pixels, "y": np.array([[1], [10], [3], [4]])})
+    found = list(open_inputs(tmp_path / "digits_32x32.mat", (3, 32, 32)))
+    assert np.array_equal(np.concatenate([chunk.x for chunk in found]), pixels.transpose(3, 2, 0, 1))
+    bad = x.copy()
+    bad[5, 1] = np.nan
+    io.savemat(tmp_path / "nan.mat", {"data": bad})
+    io.savemat(tmp_path / "other.mat", {"features": x})
+    for name, shape, said in (
+        ("new.mat", (4,), r"examples of shape \(3,\); the run was trained on \(4,\)"),
+        ("nan.mat", FEATURES, "NaN in row 5, column 1"),
+        ("other.mat", FEATURES, "expected PALM's 'data' or SVHN's 'X' and 'y'; found features"),
+    ):
+        with pytest.raises(UserError, match=said):
+            list(open_inputs(tmp_path / name, shape))
+    (tmp_path / "no.mat").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="not a readable MATLAB file"):
+        list(open_inputs(tmp_path / "no.mat", FEATURES))
 
 
 def test_folders_without_images_and_runs_without_squares(tmp_path, images):

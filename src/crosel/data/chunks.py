@@ -1,4 +1,4 @@
-"""What is to be predicted, chunk by chunk: images, csv, jsonl or npz. Memory does not grow with its length.
+"""What is to be predicted, chunk by chunk: images, csv, jsonl or npz, whose length costs no memory; or .mat.
 
 Training wants a whole `Dataset`; here examples have no labels, and must look like those that a run was trained on.
 """
@@ -20,6 +20,7 @@ from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import list_images
 from crosel.data.limits import check_plain, one_line, shown
+from crosel.data.matfile import read_mat_inputs
 from crosel.data.npz import check_archive
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
@@ -66,6 +67,10 @@ class Form:
             )
         return DataSettings(image_size=height, image_mode="RGB" if channels == 3 else "L", cache=False)
 
+    def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
+        if shape != self.shape:
+            raise UserError(f"{path}: examples of shape {shape}; the run was trained on {self.shape}")
+
     def check_width(self, width: int, place: str) -> None:
         if self.is_image:
             raise UserError(f"{place}: there is no column 'path', and the run was trained on images")
@@ -102,9 +107,11 @@ def open_inputs(path: Path, shape: tuple[int, ...], columns: Sequence[str] | Non
             yield from _csv(path, form)
         elif suffix in (".jsonl", ".ndjson"):
             yield from _jsonl(path, form)
+        elif suffix == ".mat":
+            yield from _mat(path, form)
         else:
             raise UserError(
-                f"{path}: cannot read '{path.suffix}'; give an image, a folder of images, csv, jsonl or npz"
+                f"{path}: cannot read '{path.suffix}'; give an image, a folder of images, csv, jsonl, npz or mat"
             )
     except OSError as error:  # must not be taken for trouble with the file that is written
         raise UserError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
@@ -232,6 +239,14 @@ def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form
     return out
 
 
+def _mat(path: Path, form: Form) -> Iterator[Chunk]:
+    x = read_mat_inputs(path)
+    form.check_shape(x.shape[1:] if x.ndim == 2 else (x.shape[3], *x.shape[1:3]), path)
+    for start in range(0, len(x), form.rows):
+        part = x[start : start + form.rows]
+        yield Chunk([str(start + row) for row in range(len(part))], as_inputs(part, str(path), first_row=start))
+
+
 def _npz(path: Path, form: Form) -> Iterator[Chunk]:
     check_archive(path)
     try:
@@ -301,8 +316,7 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
 
 def _npz_chunks(stored: _StoredArray, ids: list[str] | None, form: Form) -> Iterator[Chunk]:
     path, place = stored.path, f"{stored.path}: x"
-    if (shape := stored.checked_shape()) != form.shape:
-        raise UserError(f"{path}: examples of shape {shape}; the run was trained on {form.shape}")
+    form.check_shape(stored.checked_shape(), path)
     n = stored.shape[0]
     if ids is not None and len(ids) != n:
         raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids")

@@ -82,16 +82,35 @@ def read_mat(path: Path) -> Dataset:
         return _read_palm(path, shapes)
     if {"X", "y"} <= shapes.keys():
         return _read_svhn_file(path)
+    raise _neither(path, shapes, "'data' and 'partial_target'")
+
+
+def read_mat_inputs(path: Path) -> Array:
+    """Examples alone, with sets or without: PALM's features [n, d] or SVHN's images [n, h, w, c]."""
+    shapes = _variables(path)
+    if "data" in shapes:
+        return _features(path, _read(path, ["data"], shapes))
+    if {"X", "y"} <= shapes.keys():
+        return _svhn_part(path)[0]
+    raise _neither(path, shapes, "'data'")
+
+
+def _neither(path: Path, shapes: dict[str, tuple[int, ...]], wanted: str) -> UserError:
     found = ", ".join(sorted(shapes)[:8]) or "nothing"
-    raise UserError(f"{path}: expected PALM's 'data' and 'partial_target' or SVHN's 'X' and 'y'; found {found}")
+    return UserError(f"{path}: expected PALM's {wanted} or SVHN's 'X' and 'y'; found {found}")
+
+
+def _features(path: Path, found: dict[str, Any]) -> Array:
+    x = _dense(found["data"])
+    if x.ndim != 2:
+        raise UserError(f"{path}: 'data' has the shape {x.shape}; expected n x d")
+    return x
 
 
 def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
     names = ["data", "partial_target", *(["target"] if "target" in shapes else [])]
     found = _read(path, names, shapes)
-    x = _dense(found["data"])
-    if x.ndim != 2:
-        raise UserError(f"{path}: 'data' has the shape {x.shape}; expected n x d")
+    x = _features(path, found)
     sets = _one_hot(found["partial_target"], len(x), path, "partial_target")
     y = None
     notes: tuple[str, ...] = ()
