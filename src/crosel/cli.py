@@ -93,7 +93,8 @@ def train(
 
     def build() -> RunConfig:
         base: dict[str, Any] = {}
-        if source is None and config is None:
+        named = any(item.startswith("source=") for item in set_ or ())
+        if source is None and config is None and not (preset and named):
             if preset is not None or not (resume and out):
                 raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
             base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")
@@ -139,7 +140,7 @@ def eval(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    input: Annotated[Path, typer.Argument(help="image, folder of images, or a csv, jsonl or npz file")],
+    input: Annotated[Path, typer.Argument(help="image, folder of images, or a csv, jsonl, npz or mat file")],
     out: Annotated[Path, typer.Option(help="csv or jsonl file to write")],
     top: Annotated[int, typer.Option(min=1, help="how many labels to give for each example")] = 1,
     device: Device = "auto",

@@ -449,6 +449,13 @@ def test_live_line_on_a_terminal_is_taken_away(tiny_run: TinyRun, tmp_path: Path
 # --- true processes -----------------------------------------------------------------------------------------------
 
 
+def test_a_preset_takes_its_source_from_a_setting_too(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    given = ("source=digits", "candidates=uniform:q=0.1", "train.epochs=1")
+    settings = [part for item in given for part in ("--set", item)]
+    assert crosel_cli("train", "--preset", "demo/digits", *settings, "--device", "cpu", "--out", tmp_path).code == 0
+    assert (tmp_path / "done").is_file()
+
+
 def test_help_answers_in_half_a_second() -> None:
     """In time of the processor: what else the machine does must not count."""
 
