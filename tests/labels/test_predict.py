@@ -110,13 +110,17 @@ def test_features_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli
     rows = [(name, *map(float, row)) for name, row in zip(names, x, strict=True)]
     Path("rows.csv").write_text("label,u,v,w\n" + "".join(f"{a},{u},{v},{w}\n" for a, u, v, w in rows))
     Path("moved.csv").write_text("w,label,more,v,u\n" + "".join(f"{w},{a},1,{v},{u}\n" for a, u, v, w in rows))
+    Path("capitals.csv").write_text("W,V,U\n" + "".join(f"{w},{v},{u}\n" for _, u, v, w in rows))
     Path("moved.jsonl").write_text("".join(json.dumps({"w": w, "v": v, "u": u}) + "\n" for _, u, v, w in rows))
+    orders = [{"w": w, "v": v, "u": u} if i % 2 else {"u": u, "w": w, "v": v} for i, (_, u, v, w) in enumerate(rows)]
+    Path("mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in orders))
     Path("other.csv").write_text("a,b,c\n" + "".join(f"{u},{v},{w}\n" for _, u, v, w in rows))
     Path("gone.csv").write_text("u,v,wide\n1,2,3\n")
     training = ("--candidates", "uniform:q=0", "--method", "cc", "--set", "train.epochs=2", "--device", "cpu")
     assert crosel_cli("train", "rows.csv", *training, "--out", "run").code == 0
     expected = tops(predicted(Path("run"), Path("rows.csv"), Path("p.jsonl")))
-    for source in ("moved.csv", "moved.jsonl", "other.csv"):  # other names: in the order of training
+    # Other names: in the order of training.
+    for source in ("moved.csv", "capitals.csv", "moved.jsonl", "mixed.jsonl", "other.csv"):
         assert tops(predicted(Path("run"), Path(source), Path("p.jsonl"))) == expected
     refused = crosel_cli("predict", "run", "gone.csv", "--out", "p.csv")
     assert (refused.code, refused.err) == (

@@ -80,12 +80,23 @@ class Form:
 
 def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], place: str) -> list[int]:
     """Where the features that a run was trained on are, by name; those of other names are taken in their order."""
-    if trained is None or not set(trained) & set(there):
+    if trained is None:
         return list(range(len(there)))
-    missing = [name for name in trained if name not in there]
+    wanted, found = trained, there
+    if not set(wanted) & set(found):  # all of them in capitals, say: still the same names
+        wanted, found = _without_case(trained), _without_case(there)
+    if not set(wanted) & set(found):
+        return list(range(len(there)))
+    missing = [name for name, key in zip(trained, wanted, strict=True) if key not in found]
     if missing:
         raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on")
-    return [there.index(name) for name in trained]
+    return [found.index(key) for key in wanted]
+
+
+def _without_case(names: Sequence[str]) -> Sequence[str]:
+    """The names in lower case, unless two would be the same."""
+    lower = [name.casefold() for name in names]
+    return lower if len(set(lower)) == len(lower) else names
 
 
 def open_inputs(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None = None) -> Iterator[Chunk]:
@@ -224,11 +235,10 @@ def _feature_names(row: dict[str, Any]) -> list[str]:
 
 
 def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form: Form, place: str) -> list[float]:
-    """The wanted numbers of a row whose features are named as in the first one; each is a number or a list of them."""
-    own = _feature_names(row)
-    if own != names:
-        odd = next(iter(set(own).symmetric_difference(names)), "x")
-        raise UserError(f"{place}, column {shown(odd)}: other columns than in the first row")
+    """The wanted numbers of a row with the features of the first one, in any order; each is a number or a list."""
+    odd = set(_feature_names(row)).symmetric_difference(names)
+    if odd:
+        raise UserError(f"{place}, column {shown(min(odd))}: other columns than in the first row")
     out: list[float] = []
     for key in wanted:
         for cell in row[key] if isinstance(row[key], list) else [row[key]]:
