@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator
@@ -247,15 +248,20 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
         )
 
 
+@torch.no_grad()
 def check_batch(session: Session) -> None:
-    """Refuse what training would fail on: batch norm has no statistics of a single example."""
-    if session.batch_size == 1 and any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in session.method.modules()
-    ):
+    """Refuse what training would fail on: of a single example batch norm has statistics only where it has several
+    pixels."""
+    if session.batch_size > 1:
+        return
+    network = copy.deepcopy(session.method.networks[0]).train()  # a copy: running statistics move
+    try:
+        network(torch.zeros(1, *session.data.shape, device=session.device))
+    except ValueError:
         raise UserError(
-            "batches of one example cannot train a network with batch normalisation; raise the batch size "
+            "batches of one example cannot train this network, for its batch normalisation; raise the batch size "
             f"(train.batch_size is {session.config.train.batch_size})"
-        )
+        ) from None
 
 
 @contextmanager

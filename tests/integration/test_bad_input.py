@@ -59,7 +59,6 @@ SETTINGS = {
     "train.epochs": "--set train.epochs: write NAME=VALUE",
     "=5": "--set =5: write NAME=VALUE",
     "network.name=smal-cnn": "unknown network 'smal-cnn' (did you mean 'small-cnn'?)",
-    "train.batch_size=1": "batches of one example cannot train a network with batch normalisation; raise the batch",
     "network.name=no_such_module:factory": "network 'no_such_module:factory' is code outside crosel; add --trust-code",
 }
 
@@ -70,6 +69,17 @@ def test_bad_setting(item: str, tmp_path: Path, crosel_cli: CroselCli, image_npz
     assert_refused(result, SETTINGS[item])
     assert len(result.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_batches_of_one_where_batch_norm_has_a_single_value(
+    tmp_path: Path, crosel_cli: CroselCli, image_npz: Path
+) -> None:
+    one = ("--set", "train.batch_size=1", "--set", "train.epochs=1")
+    result = crosel_cli("train", image_npz, *one, "--set", "network.name=mlp", "--out", tmp_path / "run")
+    assert_refused(result, "batches of one example cannot train this network, for its batch normalisation; raise the")
+    assert not (tmp_path / "run").exists()
+    images = crosel_cli("train", image_npz, *one, "--set", "network.width=2", "--out", tmp_path / "images")
+    assert images.code == 0, "of an image it has as many values as pixels"
 
 
 FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
