@@ -74,6 +74,16 @@ def test_the_trials_on_a_gpu_went_well() -> None:
     assert here == {name.partition("[")[0] for name in ended["third"]}, "all of them were run"
 
 
+def test_waits_that_were_not_tried_on_a_gpu_are_told() -> None:
+    """The record has the methods for which no step waits; as long as some are missing, the page must say so."""
+    log = (GPU / "fourth" / "waits.log").read_text(encoding="utf-8")
+    failed = set(re.findall(r"^FAILED .*test_no_step_waits_for_the_device\[(\w+)-", log, re.MULTILINE))
+    page = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    assert failed == {"crdpll", "crosel", "pico", "pop"}
+    assert "On a card it has passed for CC, LWS and PRODEN" in page
+    assert "that has not been tried on a card yet" in page
+
+
 def _tests_of(file: str) -> list[str]:
     return re.findall(r"^def (test_\w+)", (ROOT / "tests/faults" / file).read_text(encoding="utf-8"), re.MULTILINE)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import math
-import resource
 import shutil
+import statistics
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -457,18 +458,15 @@ def test_a_preset_takes_its_source_from_a_setting_too(tmp_path: Path, crosel_cli
 
 
 def test_help_answers_in_half_a_second() -> None:
-    """In time of the processor: what else the machine does must not count."""
-
     def seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        started = time.perf_counter()
         result = subprocess.run(
             [sys.executable, "-m", "crosel", "--help"], capture_output=True, text=True, env=ENVIRONMENT, check=True
         )
         assert "Train a classifier from sets of candidate labels" in result.stdout
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        return time.perf_counter() - started
 
-    assert min(seconds() for _ in range(3)) < 0.5
+    assert statistics.median(seconds() for _ in range(3)) < 0.5
 
 
 def test_help_imports_nothing_heavy() -> None:
