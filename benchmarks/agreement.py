@@ -5,14 +5,16 @@
 
 `steps`: losses of 20 steps of CroSel with the same starting weights and draws, for several seeds of both.
 
-* Recorded or eager steps, weights cast once or in every pass: not a bit of difference.
-* From the same weights, those of the plain path before each step: within the rounding of bfloat16 (a part in 2^8).
-* Each path by itself, every step from where its own last one led: within rounding in every step too. At a learning rate
-  of 0.01 the first steps of a network multiply differences, and float32 does not agree with itself: three more runs of
-  the plain path, whose starting weights differ in the last bit, are shown beside it.
+* `start`: the first 20 steps of a run of the preset fast/cifar10-crosel, with the learning rates that it gives them.
+* `comix`: 20 steps with co-mix and the same learning rates, with four of five examples selected.
+* `steep`: the same at 0.01 from the first step on, without the preset's rise. There the first steps multiply any
+  difference, and float32 does not agree with itself: see `plain, last bit changed`, more walks of the plain path whose
+  starting weights differ in the last bit. It is told, but does not count.
 
-How far PyTorch's own bfloat16 is away (autocast, its batch norm, eager), and the fast path with a pass for each batch,
-is shown beside it.
+What must hold: recorded or eager steps, weights cast once or in every pass, not a bit of difference; in every step, a
+difference within the rounding of bfloat16 (a part in 2^8), from the same weights (those of the plain path before each
+step) and each path by itself, every step from where its own last one led. How far PyTorch's own bfloat16 is away
+(autocast, its batch norm, eager), and the fast path with a pass for each batch, is shown beside it.
 
 `runs`: accuracy on the test images after a short training, three seeds by the fast path (bfloat16, fused kernels,
 recorded steps) and three by the plain one (float32, eager). The difference of the means should lie within the spread of
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -36,7 +39,10 @@ from unittest import mock
 
 import torch
 from record import save
-from speed import FAST, PLAIN, Steps, images, open_session
+from speed import EPOCH, FAST, PLAIN, Steps, images, open_session
+
+from crosel.config import build_config
+from crosel.train import learning_rate
 
 SEEDS = (0, 1, 2)
 METHODS = ("crosel", "cc")
@@ -44,7 +50,9 @@ PATHS = {"fast": FAST, "plain": PLAIN}
 ROUNDING = 2**-8  # of bfloat16
 LAST_BIT = 2**-24  # of float32
 STEPS, NUDGES = 20, 3
-LEARNING_RATES = (0.01, 0.001)
+PRESET = "fast/cifar10-crosel"
+WALKS = {"start": 1, "comix": EPOCH, "steep": EPOCH}  # the epoch whose steps are taken
+STEEP = 0.01
 SETTINGS = ("network.name=wrn-16-2", "train.batch_size=256", "train.epochs=5", "train.lr=0.1", "train.nesterov=true")
 CROSEL = (
     "warmup=3",
@@ -60,10 +68,10 @@ class Walk:
 
     def __init__(
         self, data: Any, options: argparse.Namespace, seed: int, path: dict[str, bool], shared: bool = True,
-        joined: bool = True, nudge: int | None = None,
+        joined: bool = True, nudge: int | None = None, epoch: int = EPOCH,
     ) -> None:  # fmt: skip
         device = torch.device(options.device)
-        self.steps = Steps(open_session(data, options.network, 64, "crosel", path, device, seed))
+        self.steps = Steps(open_session(data, options.network, options.batch, "crosel", path, device, seed, epoch))
         self.method, self.joined = self.steps.session.method, joined
         if not shared:
             self.steps.stepper.casts = None
@@ -81,13 +89,13 @@ class Walk:
             self.steps(i, lr)
         return float(sums["loss"])
 
-    def losses(self, lr: float) -> list[float]:
-        return [self.loss(i, lr) for i in range(STEPS)]
+    def losses(self, rates: list[float]) -> list[float]:
+        return [self.loss(i, lr) for i, lr in enumerate(rates)]
 
-    def losses_beside(self, leader: Walk, lr: float) -> list[tuple[float, float]]:
+    def losses_beside(self, leader: Walk, rates: list[float]) -> list[tuple[float, float]]:
         """Loss of each step and the leader's, from the leader's weights each time."""
         out = []
-        for i in range(STEPS):
+        for i, lr in enumerate(rates):
             self.method.load_state_dict(leader.method.state_dict())  # in place: recorded steps go on
             out.append((self.loss(i, lr), leader.loss(i, lr)))
         return out
@@ -101,10 +109,18 @@ def largest(values: list[float]) -> float:
     return max(map(abs, values))
 
 
-def compare_seed(data: Any, options: argparse.Namespace, seed: int, lr: float) -> dict[str, Any]:
-    def walk(path: dict[str, bool], **changes: Any) -> Walk:
-        return Walk(data, options, seed, path, **changes)
+def learning_rates(kind: str, data: Any, batch: int) -> list[float]:
+    if kind == "steep":
+        return [STEEP] * STEPS
+    settings = build_config(preset=PRESET, settings=[], values={"source": "cifar10"}).train
+    return [learning_rate(settings, 1, i, math.ceil(data.n / batch)) for i in range(STEPS)]
 
+
+def compare_seed(data: Any, options: argparse.Namespace, seed: int, kind: str) -> dict[str, Any]:
+    def walk(path: dict[str, bool], **changes: Any) -> Walk:
+        return Walk(data, options, seed, path, epoch=WALKS[kind], **changes)
+
+    lr = learning_rates(kind, data, options.batch)
     by_pytorch = PLAIN | {"bf16": True}
     beside = {
         name: walk(path, shared=path is FAST).losses_beside(walk(PLAIN), lr)
@@ -128,7 +144,7 @@ def compare_seed(data: Any, options: argparse.Namespace, seed: int, lr: float) -
         "by itself, within rounding": largest(by_itself["fast"]) < ROUNDING,
     }
     return {
-        "seed": seed, "lr": lr, "agrees": agrees, "losses": alone,
+        "walk": kind, "seed": seed, "learning_rates": lr, "agrees": agrees, "losses": alone,
         "from_the_same_weights": same_weights, "by_itself": by_itself,
         "largest_from_the_same_weights": {name: largest(values) for name, values in same_weights.items()},
         "largest_by_itself": {name: largest(values) for name, values in by_itself.items()},
@@ -137,15 +153,16 @@ def compare_seed(data: Any, options: argparse.Namespace, seed: int, lr: float) -
 
 def compare_steps(options: argparse.Namespace) -> bool:
     data, rows = images(options.data, 2000), []
-    for lr in LEARNING_RATES:
+    for kind in options.walks or WALKS:
         for seed in range(options.seeds):
-            row = compare_seed(data, options, seed, lr)
+            row = compare_seed(data, options, seed, kind)
             rows.append(row)
-            print(f"lr {lr}, seed {seed}:", {name: "yes" if value else "NO" for name, value in row["agrees"].items()})
+            print(f"{kind}, seed {seed}:", {name: "yes" if value else "NO" for name, value in row["agrees"].items()})
             for which in ("largest_from_the_same_weights", "largest_by_itself"):
                 print(f"   {which}:", {name: f"{value:.1e}" for name, value in row[which].items()}, flush=True)
-            save({"network": options.network, "rounding": ROUNDING, "last_bit": LAST_BIT, "rows": rows}, options.out)
-    return all(all(row["agrees"].values()) for row in rows)
+            result = {"network": options.network, "batch": options.batch, "preset": PRESET, "rounding": ROUNDING}
+            save({**result, "last_bit": LAST_BIT, "rows": rows}, options.out)
+    return all(all(row["agrees"].values()) for row in rows if row["walk"] != "steep")
 
 
 def train(options: argparse.Namespace, run: tuple[str, str, int]) -> float:
@@ -198,6 +215,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file (steps) or folder (runs)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--network", default="wrn-28-2", help="steps: the network")
+    parser.add_argument("--batch", type=int, default=128, help="steps: examples in a batch")
+    parser.add_argument("--walks", nargs="+", choices=WALKS, help="steps: these only")
     parser.add_argument("--seeds", type=int, default=5, help="steps: of weights and draws, so many")
     parser.add_argument("--source", default="cifar10", help="runs: the data")
     parser.add_argument("--set", action="append", default=[], help="runs: further settings")

@@ -75,8 +75,9 @@ def images(data_dir: Path | None, n: int) -> Dataset:
 
 
 def open_session(
-    data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device, seed: int = 0
-) -> Session:
+    data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device, seed: int = 0,
+    epoch: int = EPOCH,
+) -> Session:  # fmt: skip
     path = path | {"bf16": path["bf16"] and device.type == "cuda"}
     train = {"epochs": EPOCHS, "batch_size": batch, "nesterov": True, **path}
     values = {
@@ -89,7 +90,7 @@ def open_session(
         generator = torch.Generator(device).manual_seed(0)
         selected.copy_(torch.rand(selected.shape, generator=generator, device=device) < 0.8)
         session.method.labels.copy_(torch.from_numpy(data.y))
-    session.method.begin_epoch(EPOCH)
+    session.method.begin_epoch(epoch)
     session.method.train()
     return session
 
