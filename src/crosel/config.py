@@ -15,7 +15,7 @@ from crosel.augment import AugmentSettings
 from crosel.data.limits import one_line
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
-from crosel.methods.base import MethodSettings, find_method, method_settings
+from crosel.methods.base import MethodSettings, find_method, method_settings, stages
 from crosel.nets import NetworkSettings
 
 _MAX_YAML = 1 << 20  # bytes in a file of settings
@@ -236,22 +236,23 @@ def build_config(
 
 
 def _with_room(tree: dict[str, Any], planned: Mapping[str, Any], given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A preset's warm-up is for its own number of epochs. Where no more are asked for than it takes, it shrinks in
-    proportion, and the ramp behind it; what somebody gave stays."""
-    method, train, lengths = tree.get("method"), tree.get("train"), planned.get("method", {})
-    warmup, epochs = lengths.get("warmup"), train.get("epochs") if isinstance(train, Mapping) else None
-    if not isinstance(method, Mapping) or method.get("name") != lengths.get("name") or warmup is None:
+    """Under a preset, the stages of a method (its warm-up, say) are for the preset's number of epochs. Where fewer are
+    asked for and the stages would take them all, they shrink in proportion; what somebody gave stays."""
+    method, train = tree.get("method"), tree.get("train")
+    epochs = train.get("epochs") if isinstance(train, Mapping) else None
+    if not isinstance(method, Mapping) or not isinstance(epochs, int) or not 0 < epochs < planned["train"]["epochs"]:
         return tree
-    if not isinstance(epochs, int) or not 0 < epochs <= warmup:
+    defaults = {name: field.default for name, field in stages(find_method(str(method.get("name"))).Settings).items()}
+    asked = {name: method.get(name, default) for name, default in defaults.items()}
+    lengths = {name: length for name, length in asked.items() if isinstance(length, int) and length > 0}
+    if epochs > sum(lengths.values()):
         return tree
     own = {name for layer in given if isinstance(layer.get("method"), Mapping) for name in layer["method"]}
-    # Nothing left: the method's own rule for few epochs.
     fitting = {
-        name: lengths[name] * epochs // planned["train"]["epochs"] or None
-        for name in ("warmup", "ramp") if name in lengths and name not in own
+        # Nothing left: the method's own rule for few epochs, if it has one.
+        name: length * epochs // planned["train"]["epochs"] or (None if defaults[name] is None else 1)
+        for name, length in lengths.items() if name not in own
     }  # fmt: skip
-    if "ramp" in fitting:
-        fitting["ramp"] = fitting["ramp"] or 1
     return tree | {"method": {**method, **fitting}}
 
 

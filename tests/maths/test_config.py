@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from crosel.config import RunConfig, TrainSettings, build_config, check_config, presets, read_preset, read_yaml
 from crosel.errors import UserError, did_you_mean
-from crosel.methods.base import Method, MethodSettings, find_method, method_settings, methods, register
+from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
 
@@ -149,7 +149,7 @@ def test_there_are_presets():
     [
         ("demo/digits", 40, 20, 0), ("demo/digits", 21, 20, 0), ("demo/digits", 20, 10, 0), ("demo/digits", 2, 1, 0),
         ("demo/digits", 1, None, 0), ("fast/cifar10-crosel", 72, 19, 36), ("fast/cifar10-crosel", 19, 5, 9),
-        ("fast/cifar10-crosel", 2, None, 1),
+        ("fast/cifar10-crosel", 2, None, 1), ("fast/cifar10-crosel", 56, 19, 36), ("fast/cifar10-crosel", 55, 14, 27),
     ],
 )  # fmt: skip
 def test_a_presets_warm_up_makes_room_where_fewer_epochs_are_asked_for(preset, epochs, warmup, ramp):
@@ -167,6 +167,28 @@ def test_a_warm_up_that_was_asked_for_stays_whatever_the_epochs(tmp_path):
     assert other.method.name == "cc"
     one = build_config(preset="fast/cifar10-crosel", values=SOURCE, settings=[*short, "method.ramp=2"])
     assert (one.method.warmup, one.method.ramp) == (None, 2)
+
+
+def test_a_given_stage_may_leave_room_for_the_others():
+    settings = ["train.epochs=40", "method.ramp=0"]
+    config = build_config(preset="fast/cifar10-crosel", values=SOURCE, settings=settings)
+    assert (config.method.warmup, config.method.ramp) == (19, 0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "epochs", "warm_up"),
+    [
+        ("own/pop", 500, 20),
+        ("own/pop", 21, 20),
+        ("own/pop", 20, 1),
+        ("fast/cifar10-pop", 20, 7),
+        ("own/features", 10, 4),
+    ],
+)
+def test_stages_of_a_methods_defaults_make_room_too(preset, epochs, warm_up):
+    """Else a short run of PoP would never purify."""
+    values = {**SOURCE, "method": {"name": "pop"}}
+    assert build_config(preset=preset, values=values, settings=[f"train.epochs={epochs}"]).method.warm_up == warm_up
 
 
 @pytest.mark.parametrize("name", presets())
@@ -382,6 +404,29 @@ def test_a_method_of_ones_own(monkeypatch):
 
     with pytest.raises(ValueError, match="a method named 'own' is registered already"):
         register(Other)
+
+
+def test_stages_of_a_method_of_ones_own(monkeypatch):
+    monkeypatch.setattr("crosel.methods.base._METHODS", dict(methods()))
+
+    class StagedSettings(MethodSettings):
+        name: str = "staged"
+        calm: int = Field(8, ge=0, json_schema_extra=STAGE)
+        rise: int | None = Field(None, ge=1, json_schema_extra=STAGE)
+        every: int = Field(5, ge=1)
+
+    class Staged(Method):
+        name, title, paper, Settings = "staged", "Staged", "none", StagedSettings
+
+    register(Staged)
+
+    def under_preset(*settings):  # of 40 epochs
+        return build("method.name=staged", *settings, preset="demo/digits").method
+
+    assert under_preset("train.epochs=9") == StagedSettings()
+    assert under_preset("train.epochs=8") == StagedSettings(calm=1)
+    assert under_preset("train.epochs=25", "method.rise=20") == StagedSettings(calm=5, rise=20)
+    assert build("method.name=staged", "train.epochs=8").method == StagedSettings()  # no preset, no plan
 
 
 @pytest.mark.parametrize("missing", ["name", "title", "paper", "Settings"])

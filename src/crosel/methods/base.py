@@ -32,6 +32,8 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from crosel.distributed import ONE, World
@@ -43,6 +45,16 @@ class MethodSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str
+
+
+# json_schema_extra of a setting that says how many epochs a stage at the beginning of a run takes, such as a warm-up.
+# Under a preset whose epochs are cut short, stages are too (`crosel.config`). Not for what goes on all along, such as
+# the epochs between two looks, nor for shares of the run, which fit by themselves.
+STAGE: JsonDict = {"stage": True}
+
+
+def stages(settings: type[MethodSettings]) -> dict[str, FieldInfo]:
+    return {name: field for name, field in settings.model_fields.items() if field.json_schema_extra == STAGE}
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from crosel.errors import UserError
 from crosel.lanes import Lanes
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
 from crosel.methods.base import (
+    STAGE,
     Batch,
     Losses,
     Method,
@@ -134,7 +135,9 @@ def renew_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Ten
 class CroSelSettings(MethodSettings):
     name: Literal["crosel"] = "crosel"
     networks: Literal[1, 2] = Field(2, description="two select for each other; one selects for itself")
-    warmup: int | None = Field(None, ge=1, description="epochs of CC before selecting; default 10, at most a third")
+    warmup: int | None = Field(
+        None, ge=1, description="epochs of CC before selecting; default 10, at most a third", json_schema_extra=STAGE
+    )
     warmup_view: View = Field("weak", description="augmentation during warm-up")
     bank_length: int = Field(3, ge=1, description="t, epochs of history")
     gamma: float = Field(0.9, ge=0, le=1, description="γ, confidence that the mean must exceed")
@@ -148,7 +151,12 @@ class CroSelSettings(MethodSettings):
     mix_per_pair: bool = Field(False, description="one λ for each pair instead of one a step")
     target_mode: Literal["train", "eval"] = Field("train", description="batch norm in the target pass")
     average: Literal["logits", "probabilities"] = Field("logits", description="what prediction averages")
-    ramp: int = Field(0, ge=0, description="epochs after warm-up over which the *_start values move to their ends")
+    ramp: int = Field(
+        0,
+        ge=0,
+        description="epochs after warm-up over which the *_start values move to their ends",
+        json_schema_extra=STAGE,
+    )
     temperature_start: float | None = Field(None, gt=0, description="T when selection begins")
     lambda_cr_start: float | None = Field(None, ge=0, description="λ_cr when selection begins")
     gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins")

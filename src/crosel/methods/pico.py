@@ -42,7 +42,7 @@ from torch.nn import functional as F
 
 from crosel.contrast import info_nce_loss, product, supcon_loss
 from crosel.losses import one_hot, restrict, soft_cross_entropy, wide
-from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.proden import uniform_weights
 from crosel.nets import embedding_network
 from crosel.weights import Linear
@@ -108,7 +108,9 @@ class PiCOSettings(MethodSettings):
     queue: int = Field(8192, ge=1, description="keys remembered; never more than there are examples")
     key_momentum: float = Field(0.999, ge=0, le=1, description="m of the key network's moving average")
     proto_momentum: float = Field(0.99, ge=0, lt=1, description="moving average of the prototypes")
-    proto_start: int = Field(1, ge=0, description="epochs before prototypes act and SupCon begins")
+    proto_start: int = Field(
+        1, ge=0, description="epochs before prototypes act and SupCon begins", json_schema_extra=STAGE
+    )
     phi_start: float = Field(0.95, ge=0, le=1, description="φ in the first epoch")
     phi_end: float = Field(0.8, ge=0, le=1, description="φ at the end of the run")
     temperature: float = Field(0.07, gt=0, description="τ of the contrastive loss")

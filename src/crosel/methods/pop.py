@@ -37,7 +37,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
+from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
 from crosel.methods.proden import proden_loss, proden_weights, uniform_weights
 from crosel.nets import apart
 
@@ -72,7 +72,9 @@ class PoPSettings(MethodSettings):
     views: tuple[View, View, View] = Field(
         ("plain", "autoaugment", "autoaugment"), description="x_0 (which the weights follow), x_1 and x_2"
     )
-    warm_up: int = Field(20, ge=0, description="epochs before the first epoch that ends with a purification")
+    warm_up: int = Field(
+        20, ge=0, description="epochs before the first epoch that ends with a purification", json_schema_extra=STAGE
+    )
     every: int = Field(5, ge=1, description="epochs from one purification to the next")
     history: int = Field(5, ge=1, description="epochs whose weights are averaged")
     threshold: float = Field(1e-3, gt=0, lt=1, description="θ at the start")
