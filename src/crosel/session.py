@@ -209,7 +209,7 @@ def build_session(
             "raise train.batch_size or start fewer processes"
         )
     steps = math.ceil(data.n / batch_size)
-    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, steps)
+    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs)
     method_class = find_method(config.method.name)
     with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
         torch.default_generator.manual_seed(config.seed)

@@ -218,7 +218,7 @@ def test_eq_12_consistency_loss():
 def linear_crosel(sets: np.ndarray, **settings) -> CroSel:
     """CroSel on linear networks (no batch statistics), in float64 as far as its arithmetic allows."""
     torch.manual_seed(0)
-    problem = Problem(torch.from_numpy(sets), epochs=10, steps_per_epoch=1)
+    problem = Problem(torch.from_numpy(sets), epochs=10)
     return CroSel(CroSelSettings(warmup=2, **settings), problem, lambda: nn.Linear(4, sets.shape[1])).double()
 
 

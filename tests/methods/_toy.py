@@ -53,7 +53,7 @@ def random_sets(n: int, k: int, seed: int = 0) -> Tensor:
 def make(method: type[Method], n: int = 24, k: int = 5, epochs: int = 4, seed: int = 0, **settings: Any) -> Any:
     """Build a method on `n` random examples; the seed is the network's, the sets are always the same."""
     torch.manual_seed(seed)
-    problem = Problem(random_sets(n, k), epochs=epochs, steps_per_epoch=3)
+    problem = Problem(random_sets(n, k), epochs=epochs)
     return method(method.Settings(**settings), problem, lambda: ToyNetwork(k))
 
 

@@ -57,7 +57,7 @@ def toy_data(kind: str = "drawn", n: int = N) -> Dataset:
 def build(kind: str = "drawn", n: int = N, epochs: int = EPOCHS, seed: int = 0, **settings: Any) -> CroSel:
     sets = toy_data(kind, n).candidates
     assert sets is not None
-    problem = Problem(torch.from_numpy(sets), epochs, steps_per_epoch=4)
+    problem = Problem(torch.from_numpy(sets), epochs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return CroSel(CroSelSettings(**{"warmup": WARMUP, **settings}), problem, Toy)
@@ -407,7 +407,7 @@ def record_mix(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Te
 def test_targets_are_crossed(monkeypatch):
     """The weak views are positive and the strong ones negative, so the target tells which view it came from."""
     calls = record_mix(monkeypatch)
-    problem = Problem(torch.ones(SIZE, K, dtype=torch.bool), EPOCHS, 1)
+    problem = Problem(torch.ones(SIZE, K, dtype=torch.bool), EPOCHS)
     method = CroSel(CroSelSettings(warmup=WARMUP), problem, Signs)
     method.begin_epoch(WARMUP + 1)
     weak = torch.rand(SIZE, D, generator=torch.Generator().manual_seed(0)) + 0.1

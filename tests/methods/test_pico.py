@@ -374,7 +374,7 @@ def test_a_network_without_features_is_refused():
     class Plain(nn.Sequential):
         pass
 
-    problem = Problem(random_sets(4, 3), epochs=1, steps_per_epoch=1)
+    problem = Problem(random_sets(4, 3), epochs=1)
     with pytest.raises(UserError, match=r"Plain has no features, classify, feature_size"):
         PiCO(PiCOSettings(), problem, lambda: Plain(nn.Linear(6, 3)))
     PiCO(PiCOSettings(), problem, lambda: ToyNetwork(3))

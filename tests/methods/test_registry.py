@@ -96,7 +96,7 @@ def test_a_method_without_a_loss_cannot_be_built() -> None:
         name = "nothing"
 
     with pytest.raises(TypeError, match=r"abstract method '?loss"):
-        Nothing(MethodSettings(name="nothing"), Problem(torch.ones(2, 2, dtype=torch.bool), 1, 1), nn.Identity)
+        Nothing(MethodSettings(name="nothing"), Problem(torch.ones(2, 2, dtype=torch.bool), 1), nn.Identity)
 
 
 def test_an_unknown_method_is_named_with_its_neighbour() -> None:

@@ -29,7 +29,7 @@ def sets(n: int = N) -> Tensor:
 
 def build(candidates: Tensor | None = None, seed: int = 0, **settings: Any) -> CroSel:
     torch.manual_seed(seed)
-    problem = Problem(sets() if candidates is None else candidates, epochs=6, steps_per_epoch=2)
+    problem = Problem(sets() if candidates is None else candidates, epochs=6)
     return CroSel(CroSelSettings(warmup=WARMUP, **settings), problem, lambda: ToyNetwork(problem.classes))
 
 
@@ -336,7 +336,7 @@ def test_state_carries_over(mode):
 @pytest.mark.parametrize("mode", ["drop", "take"])
 def test_the_step_never_waits_for_the_device(mode):
     torch.manual_seed(0)
-    problem = Problem(random_sets(24, 5), epochs=6, steps_per_epoch=3)
+    problem = Problem(random_sets(24, 5), epochs=6)
     method = CroSel(CroSelSettings(warmup=1, outside=mode), problem, lambda: ToyNetwork(5))
     method.selected[:, :9], method.labels[:, :9] = True, 1
     method.outside_label[9:12] = 2

@@ -63,7 +63,6 @@ class Problem:
 
     candidates: Tensor  # bool [n, k]
     epochs: int
-    steps_per_epoch: int
 
     @property
     def n(self) -> int:
