@@ -21,7 +21,7 @@ from _toy import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosel.methods.lws import LWS, lwc_terms, lws_loss, lws_terms, lws_weights
+from crosel.methods.lws import LWS, lwc_terms, lws_terms, lws_weights
 
 
 def slow_terms(logits, candidates, weights):
@@ -46,8 +46,8 @@ def slow_weights(logits, candidates, epsilon=1e-8):
 
 
 @settings(deadline=None, max_examples=40)
-@given(logits_and_sets(), st.floats(0, 3))
-def test_loss_and_weights_are_their_definitions(drawn, beta):
+@given(logits_and_sets())
+def test_terms_and_weights_are_their_definitions(drawn):
     logits, candidates = drawn
     weights = slow_weights(logits, candidates)
     torch.testing.assert_close(lws_weights(logits, candidates).double(), weights, atol=1e-6, rtol=1e-4)
@@ -55,8 +55,6 @@ def test_loss_and_weights_are_their_definitions(drawn, beta):
     ours = lws_terms(logits.double(), candidates, weights)
     assert ours[0].item() == pytest.approx(inside, abs=1e-9)
     assert ours[1].item() == pytest.approx(outside, abs=1e-9)
-    loss = lws_loss(logits.double(), candidates, weights, beta)
-    assert loss.item() == pytest.approx(inside + beta * outside, abs=1e-9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -94,12 +92,12 @@ def test_gradient():
     logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     candidates = random_sets(5, 4)
     weights = lws_weights(logits, candidates).double()
-    assert torch.autograd.gradcheck(lambda f: lws_loss(f, candidates, weights, 2.0), logits)
+    assert torch.autograd.gradcheck(lambda f: lws_terms(f, candidates, weights), logits)
 
 
 def test_finite_at_extremes():
     assert torch.isfinite(lws_weights(torch.tensor(EXTREME_LOGITS), torch.tensor(EXTREME_SETS))).all()
-    assert_finite_at_extremes(lambda f, s: lws_loss(f, s, lws_weights(f, s), 1.0))
+    assert_finite_at_extremes(lambda f, s: sum(lws_terms(f, s, lws_weights(f, s))))
 
 
 def test_weights_start_at_one_over_k():
@@ -112,7 +110,8 @@ def test_the_force_on_a_label_is_its_weight_times_the_slope():
     logits, candidates = 3 * torch.randn(6, 5), random_sets(6, 5)
     weights = lws_weights(logits, candidates)
     logits.requires_grad_()
-    (len(logits) * lws_loss(logits, candidates, weights, 2.0)).backward()
+    inside, outside = lws_terms(logits, candidates, weights)
+    (len(logits) * (inside + 2 * outside)).backward()
     for grad, row, chosen, w in zip(*(t.tolist() for t in (logits.grad, logits, candidates, weights)), strict=True):
         slope = [1 / (1 + math.exp(-f)) / (1 + math.exp(f)) for f in row]
         expected = [w_j * d * (-1 if s else 2) for w_j, d, s in zip(w, slope, chosen, strict=True)]

@@ -5,7 +5,7 @@ Hongwei Wen et al., "Leveraged Weighted Loss for Partial Label Learning", ICML 2
 Legend: f raw logits, σ the logistic function, p = softmax(f), S candidate set, k classes, w weights of all
 labels (inside and outside S), β what the labels outside S count, ε = 1e-8.
 
-    L = mean of [ Σ_{j in S} w_j σ(-f_j)  +  β Σ_{j not in S} w_j σ(f_j) ]       -> `lws_terms`, `lws_loss`
+    L = mean of [ Σ_{j in S} w_j σ(-f_j)  +  β Σ_{j not in S} w_j σ(f_j) ]       -> `lws_terms`
     or, with cross-entropy, -log p_j in place of σ(-f_j) and -log(1 - p_j) in place of σ(f_j)   -> `lwc_terms`
     w at the start: 1/k on every label
     w after a step: p_j / (Σ_{i in A} p_i + k ε), where A is S for the labels    -> `lws_weights`
@@ -45,12 +45,6 @@ def lws_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tens
     inside = (weights * torch.sigmoid(-logits)).masked_fill(~candidates, 0.0)
     outside = (weights * torch.sigmoid(logits)).masked_fill(candidates, 0.0)
     return inside.sum(dim=1).mean(), outside.sum(dim=1).mean()
-
-
-def lws_loss(logits: Tensor, candidates: Tensor, weights: Tensor, beta: float) -> Tensor:
-    """Mean over the batch of Σ_{j in S} w_j σ(-f_j) + β Σ_{j not in S} w_j σ(f_j)."""
-    inside, outside = lws_terms(logits, candidates, weights)
-    return inside + beta * outside
 
 
 def lwc_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
