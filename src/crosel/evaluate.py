@@ -28,7 +28,8 @@ def evaluate_run(
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
         same = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
-        other = _with_columns_of(session, load(source, data_dir, session.config.data.model_copy(update=same)), source)
+        other = load(source, data_dir, session.config.data.model_copy(update=same))
+        other = _with_columns_of(session, other, source)
         if other.shape != session.data.shape:
             raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")
         if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
@@ -37,7 +38,7 @@ def evaluate_run(
         x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
         if x is None or y is None:
             raise UserError(f"{source} has no true labels (y) to compare with")
-        tell_of_dark(session, int(x.max()), source, lambda text: print(text, file=sys.stderr))
+        tell_of_dark(session, int(x.max()), source, _say)
         return result | {"examples": len(x)} | test_pass(session, x, y)
     if session.data.x_test is not None and session.data.y_test is not None:
         result |= {"examples": len(session.data.x_test)}
@@ -45,11 +46,15 @@ def evaluate_run(
     return result | training_metrics(session)
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
     """Features in the order of training, where both have names for them."""
     if other.columns is None:
         return other
-    order = columns_of_training(session.data.columns, other.columns, source)
+    order = columns_of_training(session.data.columns, other.columns, source, _say)
     return replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])
 
 

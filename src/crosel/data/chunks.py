@@ -6,8 +6,9 @@ Training wants a whole `Dataset`; here examples have no labels, and must look li
 from __future__ import annotations
 
 import math
+import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +31,8 @@ from crosel.errors import UserError
 _ROWS = 1024  # examples held at once
 _BYTES = 1 << 26  # and how much they may take, where examples are large
 
+Say = Callable[[str], None]  # takes a line for the user
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -44,7 +47,8 @@ class Form:
     """What one example of the run looks like."""
 
     shape: tuple[int, ...]
-    columns: Sequence[str] | None = None  # names of the features, where they are known
+    columns: Sequence[str] | None  # names of the features, where they are known
+    say: Say
 
     @property
     def is_image(self) -> bool:
@@ -71,6 +75,9 @@ class Form:
         if shape != self.shape:
             raise UserError(f"{path}: examples of shape {shape}; the run was trained on {self.shape}")
 
+    def order(self, there: Sequence[str], place: str) -> list[int]:
+        return columns_of_training(self.columns, there, place, self.say)
+
     def check_width(self, width: int, place: str) -> None:
         if self.is_image:
             raise UserError(f"{place}: there is no column 'path', and the run was trained on images")
@@ -78,14 +85,20 @@ class Form:
             raise UserError(f"{place}: {width} features; the run was trained on {self.shape[0]}")
 
 
-def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], place: str) -> list[int]:
-    """Where the features that a run was trained on are, by name; those of other names are taken in their order."""
+def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], place: str, say: Say) -> list[int]:
+    """Where the features that a run was trained on are, by name; where all have other names, they are taken in their
+    order, and `say` tells so."""
     if trained is None:
         return list(range(len(there)))
     wanted, found = trained, there
     if not set(wanted) & set(found):  # all of them in capitals, say: still the same names
         wanted, found = _without_case(trained), _without_case(there)
     if not set(wanted) & set(found):
+        if len(trained) == len(there):  # else one side is a list without names, or what follows refuses it
+            say(
+                f"{place}: no column has a name that the run was trained on; they are taken in their order, "
+                f"{shown(there[0])} for {shown(trained[0])} and so on"
+            )
         return list(range(len(there)))
     missing = [name for name, key in zip(trained, wanted, strict=True) if key not in found]
     if missing:
@@ -99,9 +112,14 @@ def _without_case(names: Sequence[str]) -> Sequence[str]:
     return lower if len(set(lower)) == len(lower) else names
 
 
-def open_inputs(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None = None) -> Iterator[Chunk]:
+def open_inputs(
+    path: Path,
+    shape: tuple[int, ...],
+    columns: Sequence[str] | None = None,
+    say: Say = lambda text: print(text, file=sys.stderr),
+) -> Iterator[Chunk]:
     """Read what is to be predicted, chunk by chunk; whatever is wrong with it is a UserError."""
-    form = Form(shape, columns)
+    form = Form(shape, columns, say)
     try:
         if path.is_dir():
             yield from _folder(path, form)
@@ -191,7 +209,7 @@ def _csv(path: Path, form: Form) -> Iterator[Chunk]:
         yield from _listed_images(cells, form, path, header[column])
         return
     columns = [column for column, title in enumerate(header) if title and column not in known.values()]
-    order = columns_of_training(form.columns, [header[column] for column in columns], f"{path}, line 1")
+    order = form.order([header[column] for column in columns], f"{path}, line 1")
     columns = [columns[at] for at in order]
     form.check_width(len(columns), f"{path}, line 1")
 
@@ -222,7 +240,7 @@ def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
         yield from _listed_images(((name, line, row.get(title)) for name, line, row in named), form, path, title)
         return
     names = _feature_names(first[1])
-    order = columns_of_training(form.columns, names, f"{path}, line {first[0]}")
+    order = form.order(names, f"{path}, line {first[0]}")
     wanted = [names[at] for at in order]
     values = (
         (name, line, _json_numbers(row, names, wanted, form, f"{path}, line {line}")) for name, line, row in named
