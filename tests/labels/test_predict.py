@@ -202,6 +202,9 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.npz", npz(x=GOOD)[:-200], IMAGE, "not a readable npz"),
     ("a.npz", npz(y=GOOD), IMAGE, "array 'x' is missing"),
     ("a.npz", npz(x=GOOD, ids=["a"]), IMAGE, "x has 4 examples, but there are 1 ids"),
+    ("a.npz", npz(x=GOOD, ids=np.array([b"\xff"] * 4)), IMAGE, "'ids' is not plain text"),
+    ("a.npz", npz(x=GOOD, ids=np.zeros(4, object)), IMAGE, "'ids' holds Python objects, which are never loaded"),
+    ("a.npz", npz(x=GOOD, ids=np.zeros((4, 1), int)), IMAGE, "'ids' must be one-dimensional"),
     ("a.npz", npz(x=GOOD[:, :5]), IMAGE, r"examples of shape \(1, 5, 8\)"),
     ("a.npz", npz(x=GOOD), FEATURES, r"examples of shape \(1, 8, 8\); the run was trained on \(3,\)"),
     ("a.npz", npz(x=GOOD[0, 0]), IMAGE, "neither features"),
@@ -298,6 +301,12 @@ def test_ids_cannot_become_formulas(tiny_run: TinyRun, tmp_path):
     assert rows[0] == ["id", "label", "confidence", "label_2", "confidence_2"]
     assert [row[0] for row in rows[1:]] == ["'=1+1", "-2", "a\\ud800", "'@x"]
     assert seen == [4]
+
+
+def test_ids_as_bytes_come_out_as_text(tiny_run: TinyRun, tmp_path):
+    np.savez(tmp_path / "x.npz", x=GOOD, ids=np.array([b"a", b"b 2", "é".encode(), b"d"]))
+    rows = predicted(tiny_run.path, tmp_path / "x.npz", tmp_path / "p.jsonl")
+    assert [row["id"] for row in rows] == ["a", "b 2", "é", "d"]
 
 
 def test_predict_by_the_command_line(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):

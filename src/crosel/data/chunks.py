@@ -22,7 +22,7 @@ from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import list_images
 from crosel.data.limits import check_plain, one_line, shown
 from crosel.data.matfile import read_mat_inputs
-from crosel.data.npz import check_archive
+from crosel.data.npz import as_names, check_archive, read_array
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, json_objects
@@ -284,7 +284,7 @@ def _npz(path: Path, form: Form) -> Iterator[Chunk]:
         with archive, zipfile.ZipFile(path) as members:
             if "x" not in archive.files:
                 raise UserError(f"{path}: the array 'x' is missing")
-            ids = [str(name) for name in archive["ids"]] if "ids" in archive.files else None
+            ids = as_names(read_array(archive, "ids", path), "ids", path) if "ids" in archive.files else None
             yield from _npz_chunks(_StoredArray(path, members), ids, form)
     except (UserError, OSError):
         raise

@@ -44,7 +44,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
                 raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
             # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
             check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
-            return {name: _array(archive, name, path) for name in archive.files}
+            return {name: read_array(archive, name, path) for name in archive.files}
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
@@ -59,7 +59,7 @@ def check_archive(path: Path) -> None:
         raise UserError(f"{path}: not a readable npz file (an archive of arrays, as np.savez writes it, is needed)")
 
 
-def _array(archive: Any, name: str, path: Path) -> Any:
+def read_array(archive: Any, name: str, path: Path) -> Any:
     try:
         return archive[name]
     except ValueError as error:
@@ -71,9 +71,11 @@ def _array(archive: Any, name: str, path: Path) -> Any:
 
 
 def _names(arrays: dict[str, Any], name: str, path: Path) -> list[str] | None:
-    values = arrays.pop(name, None)
-    if values is None:
-        return None
+    return as_names(arrays.pop(name), name, path) if name in arrays else None
+
+
+def as_names(values: Any, name: str, path: Path) -> list[str]:
+    """Ids or classes as text, bytes among them; numbers are written out."""
     if values.ndim != 1:
         raise UserError(f"{path}: '{name}' must be one-dimensional, not of shape {values.shape}")
     return _text(values, name, path) if values.dtype.kind in "SU" else [str(value) for value in values]
@@ -81,8 +83,8 @@ def _names(arrays: dict[str, Any], name: str, path: Path) -> list[str] | None:
 
 def _text(values: Any, name: str, path: Path) -> list[str]:
     try:
-        return [str(value) for value in values.astype(str)]
-    except UnicodeDecodeError:  # bytes
+        return [str(value) for value in (np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values)]
+    except UnicodeDecodeError:
         raise UserError(f"{path}: '{name}' is not plain text") from None
 
 
