@@ -20,9 +20,9 @@ from crosel.data.csvfile import no_number
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import list_images
-from crosel.data.limits import check_plain, one_line, shown
+from crosel.data.limits import check_plain, shown
 from crosel.data.matfile import read_mat_inputs
-from crosel.data.npz import as_names, check_archive, read_array
+from crosel.data.npz import as_names, open_archive, read_array
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, json_objects
@@ -276,20 +276,11 @@ def _mat(path: Path, form: Form) -> Iterator[Chunk]:
 
 
 def _npz(path: Path, form: Form) -> Iterator[Chunk]:
-    check_archive(path)
-    try:
-        archive = np.load(path, allow_pickle=False)  # object arrays are pickles: never from outside
-        if isinstance(archive, np.ndarray):
-            raise UserError(f"{path}: this is a single array; an npz file with x is needed")
-        with archive, zipfile.ZipFile(path) as members:
-            if "x" not in archive.files:
-                raise UserError(f"{path}: the array 'x' is missing")
-            ids = as_names(read_array(archive, "ids", path), "ids", path) if "ids" in archive.files else None
-            yield from _npz_chunks(_StoredArray(path, members), ids, form)
-    except (UserError, OSError):
-        raise
-    except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-        raise UserError(f"{path}: not a readable npz file ({one_line(error)})") from None
+    with open_archive(path, "x") as (archive, members):
+        if "x" not in archive.files:
+            raise UserError(f"{path}: the array 'x' is missing")
+        ids = as_names(read_array(archive, "ids", path), "ids", path) if "ids" in archive.files else None
+        yield from _npz_chunks(_StoredArray(path, members), ids, form)
 
 
 class _StoredArray:

@@ -7,6 +7,8 @@ places too. Votes and scores may stand without x: their inputs are joined by id 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +29,38 @@ FIELDS = (
 
 def read_arrays(path: Path) -> dict[str, Any]:
     """The arrays of an npz file, none of them objects (those are pickles: never from outside)."""
-    check_archive(path)
+    with open_archive(path, "x and candidates") as (archive, members):
+        unknown = [name for name in archive.files if name not in FIELDS]
+        if "pred_probs" in unknown and "flags" in unknown:
+            raise UserError(
+                f"{path}: these are labels that crosel wrote, without the examples themselves; give the source "
+                "that the run was trained on"
+            )
+        if unknown:
+            near = did_you_mean(unknown[0], FIELDS)
+            raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
+        # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
+        check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
+        return {name: read_array(archive, name, path) for name in archive.files}
+
+
+@contextmanager
+def open_archive(path: Path, wanted: str) -> Iterator[tuple[Any, zipfile.ZipFile]]:
+    """An npz file as numpy and as zipfile have it; whatever turns out to be wrong with it is a UserError."""
+    with path.open("rb") as stream:  # whatever else there is, numpy takes for a pickle, and offers to load it unsafely
+        start = stream.read(6)
+    if not start.startswith((b"PK", b"\x93NUMPY")):
+        raise UserError(f"{path}: not a readable npz file (an archive of arrays, as np.savez writes it, is needed)")
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise UserError(f"{path}: this is a single array; an npz file with x and candidates is needed")
+            raise UserError(f"{path}: this is a single array; an npz file with {wanted} is needed")
         with loaded as archive, zipfile.ZipFile(path) as members:
-            unknown = [name for name in archive.files if name not in FIELDS]
-            if "pred_probs" in unknown and "flags" in unknown:
-                raise UserError(
-                    f"{path}: these are labels that crosel wrote, without the examples themselves; give the source "
-                    "that the run was trained on"
-                )
-            if unknown:
-                near = did_you_mean(unknown[0], FIELDS)
-                raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
-            # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
-            check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
-            return {name: read_array(archive, name, path) for name in archive.files}
+            yield archive, members
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
         raise UserError(f"{path}: not a readable npz file ({one_line(error)})") from None
-
-
-def check_archive(path: Path) -> None:
-    """Whatever else there is, numpy takes for a pickle, and offers to load it unsafely."""
-    with path.open("rb") as stream:
-        start = stream.read(6)
-    if not start.startswith((b"PK", b"\x93NUMPY")):
-        raise UserError(f"{path}: not a readable npz file (an archive of arrays, as np.savez writes it, is needed)")
 
 
 def read_array(archive: Any, name: str, path: Path) -> Any:
