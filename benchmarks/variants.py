@@ -18,8 +18,8 @@ import torch
 from record import save
 from speed import FAST, Steps, images, open_session, seconds
 
+from crosel.compute.lanes import Lanes
 from crosel.data import Dataset
-from crosel.lanes import Lanes
 
 TURNS, STEPS = 7, 20
 FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the word says what is off

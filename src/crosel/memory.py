@@ -175,7 +175,7 @@ def budget(session: Session) -> Budget:
 
 
 def libraries(method: Method, recorded: bool) -> int:
-    """Each network has a stream of its own (`crosel.lanes`); a recording has others."""
+    """Each network has a stream of its own (`crosel.compute.lanes`); a recording has others."""
     return _WORKSPACE * len(method.networks) * (2 if recorded else 1)
 
 

@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crosel import fused
+from crosel.compute import fused
+from crosel.compute.casts import Conv2d, Linear
+from crosel.compute.fused import add_norm_relu, norm_relu
 from crosel.errors import UserError, did_you_mean
-from crosel.fused import add_norm_relu, norm_relu
-from crosel.weights import Conv2d, Linear
 
 NetworkFactory = Callable[[], nn.Module]
 UserFactory = Callable[..., nn.Module]  # called as factory(classes=k, shape=shape of one example)
@@ -168,8 +168,8 @@ def apart(network: nn.Module, *batches: Tensor) -> list[Tensor]:
 
 
 def _norms_know_parts(network: nn.Module) -> bool:
-    """Whether all batch norms are asked through `crosel.fused`. Where a user derives a class from one of ours, or puts
-    in another head, there may be others, which would take all parts together."""
+    """Whether all batch norms are asked through `crosel.compute.fused`. Where a user derives a class from one of ours,
+    or puts in another head, there may be others, which would take all parts together."""
     if not isinstance(network, ResidualNetwork) or type(network) not in (WideResNet, ResNet18):
         return False
     norms = sum(isinstance(module, _BatchNorm) for module in network.modules())

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crosel import checkpoint, fused
+from crosel import checkpoint
 from crosel.augment import make_views
 from crosel.averaging import WeightAverage
 from crosel.checkpoint import Checkpoint, prefixed, without_prefix
+from crosel.compute import fused
+from crosel.compute.synchronised import synchronise_norms
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
@@ -27,7 +29,6 @@ from crosel.errors import UserError
 from crosel.memory import inputs_stay_on_host, is_out_of_memory
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
-from crosel.synchronised import synchronise_norms
 
 
 @dataclass

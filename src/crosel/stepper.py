@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from crosel import finite
-from crosel.lanes import back_together
+from crosel.compute.casts import SharedCasts
+from crosel.compute.lanes import back_together
 from crosel.methods.base import Stream
 from crosel.session import Session, computing, deterministic
-from crosel.weights import SharedCasts
 
 _EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
 

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from crosel.checkpoint import load_newest
+from crosel.compute.synchronised import synchronise_norms
 from crosel.distributed import ONE, Ranks, connected, joined, launched, share_of
 from crosel.errors import RankLost, UserError
 from crosel.methods import methods
-from crosel.synchronised import synchronise_norms
 
 TESTS = Path(__file__).resolve().parent.parent
 PATHS = [str(TESTS / "distributed"), str(TESTS), os.environ.get("PYTHONPATH", "")]

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from crosel.fused import add_norm_relu, norm_relu, parts, use
+from crosel.compute.fused import add_norm_relu, norm_relu, parts, use
 from crosel.nets import WideResNet, apart
 
 CHECK = """
 import copy, torch
 from torch import nn
-from crosel import fused
+from crosel.compute import fused
 
 def relative(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-12))
@@ -97,7 +97,7 @@ def test_without_kernels_it_is_batch_norm_and_relu() -> None:
 
 PARTS = """
 import copy, sys, torch
-from crosel import fused
+from crosel.compute import fused
 from crosel.nets import WideResNet, apart
 
 torch.manual_seed(0)

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from crosel import fused
+from crosel.compute import fused
+from crosel.compute.synchronised import synchronise_norms
 from crosel.distributed import ONE
 from crosel.nets import ResNet18, WideResNet, apart
-from crosel.synchronised import synchronise_norms
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,8 @@ Rules that make checkpoints, resuming and CUDA graphs work for every method:
 * `loss` and `after_step` run on the device only: no `.item()`, no Python `if` on a tensor, static shapes. A number
   that changes between epochs is a 0-dim buffer set in `begin_epoch`; where the *code path* changes, `phase` changes.
 * All randomness comes from the generator that is passed in.
-* What learns by gradient stays as it is inside `loss`: all passes of a step share one cast of it (`crosel.weights`).
+* What learns by gradient stays as it is inside `loss`: all passes of a step share one cast of it
+  (`crosel.compute.casts`).
 
 And one that makes several processes learn what one does (`crosel.distributed`; with one process it changes nothing):
 

@@ -46,8 +46,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crosel.bank import MemoryBank, label_is_candidate
+from crosel.compute.lanes import Lanes
 from crosel.errors import UserError
-from crosel.lanes import Lanes
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
 from crosel.methods.base import (
     STAGE,

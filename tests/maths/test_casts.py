@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosel.compute.casts import Conv2d, Linear, SharedCasts, current
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
 from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
-from crosel.weights import Conv2d, Linear, SharedCasts, current
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.weights import current
+from crosel.compute.casts import current
 
 try:
-    from crosel import fused_kernels as kernels
+    from crosel.compute import fused_kernels as kernels
 except ImportError:  # Triton comes with PyTorch's CUDA builds only
     kernels = None  # type: ignore[assignment]
 
