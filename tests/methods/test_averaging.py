@@ -14,7 +14,7 @@ from crosel.checkpoint import Checkpoint
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.estimator_model import FittedModel
+from crosel.estimator.model import FittedModel
 from crosel.run import load_run
 from crosel.runner import train_run
 from crosel.session import Session, build_session, resolve

@@ -24,7 +24,7 @@ from crosel.config import RunConfig, check_config
 from crosel.console import Console
 from crosel.data.dataset import as_inputs, make_dataset
 from crosel.errors import UserError
-from crosel.estimator_inputs import (
+from crosel.estimator.inputs import (
     UserTypeError,
     as_bytes,
     decode_labels,
@@ -37,7 +37,7 @@ from crosel.estimator_inputs import (
     settings_dict,
     without_numpy,
 )
-from crosel.estimator_model import (
+from crosel.estimator.model import (
     OWN_NETWORK,
     FittedModel,
     History,
@@ -45,14 +45,12 @@ from crosel.estimator_model import (
     user_network,
     write_model,
 )
+from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.labels import LabelTable, label_table
 from crosel.memory import check_budget, in_building
 from crosel.nets import UserFactory
-from crosel.notebook import NotebookConsole, in_notebook
 from crosel.session import build_session, check_batch, pick_device, resolve
 from crosel.train import fit as train
-
-__all__ = ["CroSelClassifier", "History", "PartialLabelClassifier"]
 
 Self = TypeVar("Self", bound="PartialLabelClassifier")
 
