@@ -31,9 +31,9 @@ import crosel.config
 import crosel.data.npz
 import crosel.evaluate
 import crosel.methods
+import crosel.pipeline
 import crosel.predict
 import crosel.run
-import crosel.runner
 
 
 def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None) -> None:

@@ -82,8 +82,8 @@ def train(
     from crosel.config import RunConfig, build_config
     from crosel.console import Console
     from crosel.distributed import joined
+    from crosel.pipeline import train_run
     from crosel.run import RunFolder
-    from crosel.runner import train_run
     from crosel.session import pick_device
 
     values: dict[str, Any] = {
@@ -234,7 +234,7 @@ def data_get(
     mirror: Annotated[str | None, typer.Option(help="address with the same files; default CROSEL_MIRROR")] = None,
 ) -> None:
     """Download a published dataset: checked, and resumed where it broke off."""
-    from crosel.download import get
+    from crosel.data.download import get
 
     def megabytes(file: str, done: int, total: int | None) -> str:
         return f"{file}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")

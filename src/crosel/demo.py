@@ -17,9 +17,9 @@ from crosel.config import build_config
 from crosel.console import Console, percent
 from crosel.errors import UserError
 from crosel.files import disk_errors
+from crosel.pipeline import train_run
 from crosel.report import write_report
 from crosel.run import RunFolder
-from crosel.runner import train_run
 from crosel.session import pick_device
 
 PRESET = "demo/digits"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from crosel.cells import csv_line, join_names, split_names, unguard
+from crosel.csv_cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
 from crosel.errors import UserError
 from crosel.files import atomic_write_with

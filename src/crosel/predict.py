@@ -10,7 +10,7 @@ from typing import IO
 
 import torch
 
-from crosel.cells import csv_line
+from crosel.csv_cells import csv_line
 from crosel.data.chunks import Chunk, open_inputs
 from crosel.errors import UserError
 from crosel.files import atomic_write_with, keep_apart

@@ -123,16 +123,16 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_the_cell(tmp_path: 
 
 @pytest.mark.usefixtures("in_process")
 def test_an_error_of_ours_in_one_cell_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crosel import runner
+    from crosel import pipeline
 
-    real = runner.finish
+    real = pipeline.finish
 
     def broken(folder: RunFolder, session: Any) -> None:
         if session.config.method.name == "cc":
             raise ZeroDivisionError("oh")
         real(folder, session)
 
-    monkeypatch.setattr(runner, "finish", broken)
+    monkeypatch.setattr(pipeline, "finish", broken)
     results = run_suite(tiny({"method": ["cc", "proden"]}), tmp_path, on="here", device="cpu")
     assert [(result.status, result.line) for result in results] == [("failed", "ZeroDivisionError: oh"), ("done", "")]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import crosel.cli
-import crosel.runner
+import crosel.pipeline
 from crosel import checkpoint
 from crosel.config import build_config
 from crosel.data.dataset import Dataset

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from crosel import download
-from crosel.download import DATASETS, Published
+from crosel.data import download
+from crosel.data.download import DATASETS, Published
 
 FOLDER = "cifar-10-batches-py"
 BIG = bytes(i * 7 % 251 for i in range(300_000))

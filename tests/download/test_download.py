@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from _download_server import BIG, FOLDER, GOOD, MD5, Server, archive, publish
 
-from crosel import download
-from crosel.download import DATASETS, fetch, get, unpack
+from crosel.data import download
+from crosel.data.download import DATASETS, fetch, get, unpack
 from crosel.errors import UserError
 
 

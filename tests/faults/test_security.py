@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from crosel import checkpoint
-from crosel.cells import unguard
 from crosel.config import build_config, read_yaml
+from crosel.csv_cells import unguard
 from crosel.errors import UserError
 from crosel.redact import without_secrets
 from crosel.tables.build import Row, Table

@@ -20,7 +20,7 @@ from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics
 from _support import CroselCli, TinyRun, small_arrays
 
 from crosel import train
-from crosel.runner import StopFlag
+from crosel.pipeline import StopFlag
 
 
 def assert_refused(result: tuple[int, str, str], *parts: str) -> None:

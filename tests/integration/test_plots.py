@@ -13,6 +13,7 @@ from PIL import Image
 
 from crosel.config import build_config
 from crosel.outcome import read_predictions, read_selection
+from crosel.pipeline import train_run
 from crosel.report import raster, write_report
 from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
 from crosel.report.curves import Chart, Reliability, Series, calibration_figure, line_figure
@@ -23,7 +24,6 @@ from crosel.report.palette import DARK, LIGHT
 from crosel.report.run_figures import principal_components
 from crosel.report.tables import confusion_counts
 from crosel.run import RunFolder
-from crosel.runner import train_run
 from crosel.session import pick_device
 
 EXPECTED = {

@@ -24,13 +24,13 @@ from crosel.config import build_config
 from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
+from crosel.pipeline import train_run
 from crosel.report import write_report
 from crosel.report.axes import epoch_ticks, number, ticks
 from crosel.report.curves import Chart, Series, line_figure
 from crosel.report.parts import duration
 from crosel.report.pictures import png, thumbnail
 from crosel.run import RunFolder
-from crosel.runner import train_run
 from crosel.session import pick_device, resolve
 
 VOID = {"meta", "link", "img", "br"}

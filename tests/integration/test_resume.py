@@ -17,7 +17,7 @@ import yaml
 from _runs import ENVIRONMENT, ForkServer, arrays, assert_same_run, checkpoints, metrics, tree
 from _support import CroselCli, Result, TinyRun, small_arrays
 
-from crosel.runner import StopFlag
+from crosel.pipeline import StopFlag
 
 STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
 
@@ -374,7 +374,7 @@ def test_sets_are_read_back_and_not_drawn_again(
     def refuse(*args: object) -> None:
         raise AssertionError("drawn a second time")
 
-    monkeypatch.setattr("crosel.runner.draw_candidates", refuse)
+    monkeypatch.setattr("crosel.pipeline.draw_candidates", refuse)
     result = crosel_cli(*command, "--out", tmp_path / "run", "--resume")
     assert result.code == 0, result.err
     assert arrays(tmp_path / "run/candidates.npz") == drawn

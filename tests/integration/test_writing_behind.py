@@ -18,7 +18,7 @@ from _support import CroselCli, TinyRun
 
 from crosel import checkpoint, run, train
 from crosel.errors import Diverged, UserError
-from crosel.runner import StopFlag
+from crosel.pipeline import StopFlag
 from crosel.train import Row
 
 STATE = {"epoch": 1, "step": 0, "rows": [], "seconds": 0.0, "device": "cpu", "data": "d", "candidates": "c"}
@@ -173,7 +173,7 @@ def chosen_moments() -> Iterator[Any]:
     yield pytest.param("crosel.stepper:Stepper.__call__", 15, "before", 0.2, id="in a step")
     yield pytest.param("crosel.train:training_pass", 3, "after", 0.2, id="after a pass over the training set")
     for name in ("write_selection", "write_labels", "write_report"):
-        yield pytest.param(f"crosel.runner:{name}", 1, "after", 0.2, id=f"after {name}")
+        yield pytest.param(f"crosel.pipeline:{name}", 1, "after", 0.2, id=f"after {name}")
     yield pytest.param("crosel.run:RunFolder.finish", 1, "before", 0.2, id="before the last wait")
 
 

@@ -15,8 +15,8 @@ from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.estimator.model import FittedModel
+from crosel.pipeline import train_run
 from crosel.run import load_run
-from crosel.runner import train_run
 from crosel.session import Session, build_session, resolve
 from crosel.train import fit, predict_chunks
 

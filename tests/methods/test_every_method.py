@@ -13,7 +13,7 @@ from crosel.data import draw_candidates, load
 from crosel.errors import Interrupted
 from crosel.methods import methods
 from crosel.methods.base import Method
-from crosel.runner import train_run
+from crosel.pipeline import train_run
 from crosel.session import Session, build_session, resolve
 from crosel.stepper import Stepper
 from crosel.train import fit

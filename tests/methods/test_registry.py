@@ -17,7 +17,7 @@ from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, soft_cross_entropy
 from crosel.methods import base
 from crosel.methods.base import Losses, Method, MethodSettings, Problem, find_method, methods, register
-from crosel.runner import train_run
+from crosel.pipeline import train_run
 
 OUTSIDE = """
 from typing import Literal

@@ -12,7 +12,7 @@ from crosel.bench.on_ray import run_ray
 from crosel.bench.suite import Cell
 from crosel.errors import Interrupted, UserError, did_you_mean
 from crosel.files import make_folder
-from crosel.runner import stop_signals
+from crosel.pipeline import stop_signals
 
 EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 

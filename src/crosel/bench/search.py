@@ -23,7 +23,7 @@ from crosel.bench.cells import CellResult, Executor, Options
 from crosel.bench.execute import run_cells
 from crosel.bench.space import ORACLE, Range, Search
 from crosel.bench.suite import Cell, Choice, Part, Suite, expand
-from crosel.cells import csv_line
+from crosel.csv_cells import csv_line
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.convert import write_npz
 from crosel.data.dataset import only_rows, random_split

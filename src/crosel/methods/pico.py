@@ -41,9 +41,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crosel.compute.casts import Linear
-from crosel.contrast import info_nce_loss, product, supcon_loss
 from crosel.losses import one_hot, restrict, soft_cross_entropy, wide
 from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.contrast import info_nce_loss, product, supcon_loss
 from crosel.methods.proden import uniform_weights
 from crosel.nets import embedding_network
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.cells import csv_line, unguard
+from crosel.csv_cells import csv_line, unguard
 from crosel.data import Dataset
 from crosel.data.limits import MAX_LINE, shown
 from crosel.errors import UserError, did_you_mean

@@ -29,7 +29,7 @@ class Figure:
 
 @cache
 def paper() -> Mapping[str, Any]:
-    content = json.loads((resources.files("crosel") / "paper.json").read_text(encoding="utf-8"))
+    content = json.loads((resources.files("crosel.tables") / "paper.json").read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from crosel.cells import csv_line
+from crosel.csv_cells import csv_line
 from crosel.report.parts import duration
 from crosel.tables.build import Row, Table
 from crosel.tables.collect import Collection

@@ -57,7 +57,7 @@ def small_run(folder: Path) -> Path:
     import torch
 
     from crosel.config import build_config
-    from crosel.runner import train_run
+    from crosel.pipeline import train_run
 
     values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": "cc"}}
     config = build_config(settings=["train.epochs=2", "network.width=2", "train.batch_size=256"], values=values)

@@ -34,7 +34,7 @@ def leak(folder: Path, out: Path | None, epochs: int = EPOCHS) -> dict[str, Any]
 
     from crosel.config import build_config
     from crosel.console import Console
-    from crosel.runner import train_run
+    from crosel.pipeline import train_run
 
     samples: list[float] = []
 
@@ -58,7 +58,7 @@ def feature_run(folder: Path) -> Path:
     import torch
 
     from crosel.config import build_config
-    from crosel.runner import train_run
+    from crosel.pipeline import train_run
 
     draw = np.random.default_rng(0)
     y = np.arange(400) % 4

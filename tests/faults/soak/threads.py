@@ -19,7 +19,7 @@ PROGRAM = """
 import sys, numpy as np, torch
 from pathlib import Path
 from crosel.config import build_config
-from crosel.runner import train_run
+from crosel.pipeline import train_run
 from crosel.train import predict_chunks
 torch.set_num_threads(int(sys.argv[2]))
 tables = {}
