@@ -27,12 +27,12 @@ import sklearn.datasets  # noqa: F401  (the source digits is in it)
 import torch._dynamo  # noqa: F401  (the first optimiser imports it, which takes longer than a whole tiny run)
 
 import crosel.cli
+import crosel.commands.evaluate
+import crosel.commands.predict
 import crosel.config
 import crosel.data.npz
-import crosel.evaluate
 import crosel.methods
 import crosel.pipeline
-import crosel.predict
 import crosel.run
 
 

@@ -52,7 +52,7 @@ def demo(
     device: Device = "cpu",
 ) -> None:
     """Train CroSel and CC on scikit-learn's digits with candidate sets, and compare them."""
-    from crosel.demo import run_demo
+    from crosel.commands.demo import run_demo
 
     run_demo(out, device)
 
@@ -125,7 +125,7 @@ def eval(
     """Accuracy and the rest, of a run on its own test set or on another source."""
     import json
 
-    from crosel.evaluate import evaluate_run
+    from crosel.commands.evaluate import evaluate_run
     from crosel.session import pick_device
 
     result = evaluate_run(run, source, data, pick_device(device), trust_code)
@@ -147,7 +147,7 @@ def predict(
     trust_code: Trust = False,
 ) -> None:
     """Labels and probabilities for new data."""
-    from crosel.predict import predict_file
+    from crosel.commands.predict import predict_file
     from crosel.session import pick_device
 
     with _live_line() as show:
@@ -318,7 +318,7 @@ def review(
 @app.command()
 def info() -> None:
     """Versions, devices, methods, presets."""
-    from crosel.info import info_lines
+    from crosel.commands.info import info_lines
 
     for line in info_lines():
         typer.echo(line)

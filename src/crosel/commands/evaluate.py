@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from crosel import metrics
+from crosel.commands.predict import tell_of_dark
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
-from crosel.predict import tell_of_dark
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks, test_pass
