@@ -157,6 +157,8 @@ def time_path(
         finish_epoch(session, EPOCH)
         out["epoch_passes_s"] = seconds(lambda _: finish_epoch(session, EPOCH), device, 1)
         out["epoch_s"] = out["epoch_train_s"] + out["epoch_passes_s"]
+        session.forward.records = False
+        out["epoch_passes_eager_s"] = seconds(lambda _: finish_epoch(session, EPOCH), device, 1)
     return out
 
 

@@ -26,6 +26,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
+from crosel.forward import Forward
 from crosel.memory import inputs_stay_on_host, is_out_of_memory
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
@@ -78,6 +79,22 @@ class Session:
             for p in parameters:
                 optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimiser
+
+    @property
+    def records(self) -> bool:
+        """Whether steps and passes are recorded once and replayed (CUDA graphs)."""
+        # With several ranks a step holds messages; these are sent as they come.
+        return self.device.type == "cuda" and self.config.train.cuda_graphs and self.world.size == 1
+
+    @cached_property
+    def forward(self) -> Forward:
+        """Logits [v, rows, k] of raw inputs on the device. The method is in evaluation mode when it is called."""
+
+        def run(x: Tensor) -> Tensor:
+            with computing(self.config, self.device):
+                return self.method.outputs(self.normalise(x)).float()
+
+        return Forward(run, self.config.train.eval_batch_size, self.records)
 
     @cached_property
     def average(self) -> WeightAverage | None:

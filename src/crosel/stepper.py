@@ -27,9 +27,7 @@ class Stepper:
 
     def __init__(self, session: Session) -> None:
         self.session, self.optimiser = session, session.optimiser  # made now: its copy to the device is waited for
-        # With several ranks a step holds messages; these are sent as they come, not recorded.
-        alone = session.world.size == 1
-        self.records = session.device.type == "cuda" and session.config.train.cuda_graphs and alone
+        self.records = session.records
         self.casts = SharedCasts(session.method) if session.config.train.bf16 else None
         self._signature: Any = None
         self._eager_left = 0

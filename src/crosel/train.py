@@ -253,8 +253,7 @@ def training_pass(session: Session) -> Row:
     sums, own = torch.zeros(2, device=session.device), session.world.rows(len(x))
     for start in range(own.start, own.stop, chunk):
         rows = slice(start, min(own.stop, start + chunk))
-        with computing(session.config, session.device):
-            outputs = method.outputs(session.normalise(x[rows].to(session.device)))
+        outputs = session.forward(x[rows].to(session.device))
         method.observe(rows, outputs)
         p, sets = method.combine(outputs), method.candidates[rows]
         sums += (rows.stop - rows.start) * torch.stack(
@@ -290,8 +289,8 @@ def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Iterator[tuple[
     chunk = session.config.train.eval_batch_size
     for start in range(0, len(x), chunk):
         part = torch.from_numpy(x[start : start + chunk]).to(session.device)
-        with session.evaluating(), computing(session.config, session.device):
-            outputs = session.method.outputs(session.normalise(part)).float()
+        with session.evaluating():
+            outputs = session.forward(part)
         yield start, outputs
 
 

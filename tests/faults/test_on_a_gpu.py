@@ -36,7 +36,7 @@ from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged, Interrupted
 from crosel.methods.base import Losses
 from crosel.session import Session
-from crosel.train import draw_epoch, fit
+from crosel.train import draw_epoch, fit, predict_chunks
 
 pytestmark = NEEDS_GPU
 SOME = ("crosel", "lws", "pico")
@@ -68,6 +68,22 @@ def test_features_from_the_host_too() -> None:
     recorded = trained("crosel", "train.data_on=host", data=data)
     assert_same_bits(recorded, trained("crosel", data=data))
     assert_same_bits(recorded, trained("crosel", "train.data_on=host", EAGER, data=data))
+
+
+@pytest.mark.parametrize("extra", [(), ("train.average=0.9",), ("train.bf16=true",), ("train.data_on=host",)])
+def test_recorded_passes_measure_the_same(extra: tuple[str, ...]) -> None:
+    """Chunks of 48: full ones are replayed, the rest of the training and of the test set is not."""
+    recorded, eager = (trained("crosel", graphs, "train.eval_batch_size=48", *extra) for graphs in (RECORDED, EAGER))
+    assert recorded.forward._graph is not None
+    assert eager.forward._graph is None
+    assert_same_bits(recorded, eager)
+    measured = [k for k in recorded.progress.rows[-1] if k.startswith(("test_", "covering", "approximated", "selec"))]
+    assert len(measured) >= 4
+    for one, other in zip(recorded.progress.rows, eager.progress.rows, strict=True):
+        assert {k: one[k] for k in measured} == {k: other[k] for k in measured}
+    x = recorded.data.x[:100]
+    for (_, one), (_, other) in zip(predict_chunks(recorded, x), predict_chunks(eager, x), strict=True):
+        assert one.equal(other)
 
 
 @pytest.mark.parametrize("graphs", [RECORDED, EAGER])
