@@ -20,13 +20,13 @@ from crosel.augment import make_views
 from crosel.averaging import WeightAverage
 from crosel.checkpoint import Checkpoint, prefixed, without_prefix
 from crosel.compute import fused
+from crosel.compute.forward import Forward
 from crosel.compute.synchronised import synchronise_norms
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
-from crosel.forward import Forward
 from crosel.memory import inputs_stay_on_host, is_out_of_memory
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
