@@ -89,6 +89,29 @@ def test_every_row_of_the_table_of_speeds_is_recorded() -> None:
     assert [row for row in rows if row not in {" ".join(row.split()) for row in recorded_rows}] == []
 
 
+def agreement_row(rows: list[dict[str, Any]]) -> str:
+    """Cells of the table of agreement, from the record of one kind of walk."""
+    alone = [row["largest_by_itself"] for row in rows]
+    largest = [
+        max(row["largest_from_the_same_weights"]["fast"] for row in rows),
+        max(row["fast"] for row in alone),
+        max(row["bfloat16 by PyTorch alone"] for row in alone),
+        max(value for row in alone for name, value in row.items() if name.startswith("plain, last bit")),
+    ]
+    return " | ".join([str(len(rows)), *(re.sub("e-0", "e-", f"{value:.1e}") for value in largest)])
+
+
+def test_the_fast_path_agrees_as_the_page_says() -> None:
+    files = [ROOT / "results/agreement" / name for name in ("start.json", "steep.json")]
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    rows = [row for record in records for row in record["rows"]]
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8").replace("**", "")
+    for kind in ("start", "comix", "steep"):
+        assert agreement_row([row for row in rows if row["walk"] == kind]) in page
+    assert all(all(row["agrees"].values()) for row in rows)
+    assert {record["rounding"] for record in records} == {2**-8}
+
+
 def test_a_share_that_nobody_measured_is_found() -> None:
     assert shares("| a | 12.34 % | 98.81 ± 0.13 % |\nnot 56.78 % here") == ["12.34", "98.81"]
     assert is_known("98.81", [98.812])
