@@ -6,13 +6,11 @@ import math
 import statistics
 
 import pytest
-import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosel.tables import estimate, paired_t_test
-from crosel.tables.statistics import incomplete_beta, t_tails
 
 shares = st.floats(0, 100, allow_nan=False)
 
@@ -40,8 +38,7 @@ def test_by_hand() -> None:
 @given(st.lists(st.tuples(shares, shares), min_size=2, max_size=12))
 def test_paired_test_is_scipys(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]
-    differences = [round(x - y, 9) for x, y in pairs]
-    if len(set(differences)) == 1:  # no deviation but what rounding leaves; see below
+    if statistics.stdev(x - y for x, y in pairs) < 1e-9:  # next to no deviation; see below
         return
     ours, theirs = paired_t_test(a, b), scipy.stats.ttest_rel(a, b)
     assert ours.n == len(pairs)
@@ -49,24 +46,20 @@ def test_paired_test_is_scipys(pairs: list[tuple[float, float]]) -> None:
     assert ours.p == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
 
 
-def test_no_deviation() -> None:
-    same = paired_t_test([1.0, 2.0], [1.0, 2.0])
-    assert math.isnan(same.t)
-    assert math.isnan(same.p)
-    assert paired_t_test([2.0, 3.0], [1.0, 2.0]) == (math.inf, 0.0, 2)
-    assert paired_t_test([1.0, 2.0], [2.0, 3.0]) == (-math.inf, 0.0, 2)
-
-
-@settings(deadline=None)
-@given(st.floats(0, 1), st.floats(0.5, 50), st.floats(0.5, 50))
-def test_incomplete_beta(x: float, a: float, b: float) -> None:
-    assert incomplete_beta(x, a, b) == pytest.approx(float(scipy.special.betainc(a, b, x)), rel=1e-8, abs=1e-12)
-
-
-@settings(deadline=None)
-@given(st.floats(-50, 50), st.integers(1, 60))
-def test_tails(t: float, freedom: int) -> None:
-    assert t_tails(t, freedom) == pytest.approx(2 * float(scipy.stats.t.sf(abs(t), freedom)), rel=1e-7, abs=1e-13)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([1.0, 2.0], [1.0, 2.0]),
+        ([2.0, 3.0], [1.0, 2.0]),
+        ([85.0, 90.0, 80.0], [87.5, 92.5, 82.5]),
+        ([0.85, 0.9], [0.825, 0.875]),  # 0.025 twice, but for rounding
+    ],
+)
+def test_the_same_difference_for_every_seed_says_nothing(a: list[float], b: list[float]) -> None:
+    test = paired_t_test(a, b)
+    assert math.isnan(test.t)
+    assert math.isnan(test.p)
+    assert test.n == len(a)
 
 
 def test_what_cannot_be_answered() -> None:
@@ -74,7 +67,6 @@ def test_what_cannot_be_answered() -> None:
         lambda: estimate([]),
         lambda: paired_t_test([1.0], [2.0]),
         lambda: paired_t_test([1.0, 2.0], [2.0]),
-        lambda: incomplete_beta(1.1, 1, 1),
     ):
         with pytest.raises(ValueError):
             call()

@@ -52,7 +52,8 @@ def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
         lines.append(f"Paper: {paper()['setting']}; for other networks and lengths its figures are a mark to aim at.")
     if any(row.test for row in rows):
         lines.append(
-            "p: two-sided paired t-test of the accuracy against the best row, over the seeds both have (how many)."
+            "p: two-sided paired t-test of the accuracy against the best row, over the seeds both have (how many);"
+            " –: all differences are the same."
         )
     published = paper()["published"]
     lines += [
