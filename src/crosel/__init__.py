@@ -20,3 +20,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(estimator, name)
     raise AttributeError(f"module 'crosel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is there, with the estimators that are not imported yet: a shell completes their names."""
+    return sorted({*globals(), *__all__})

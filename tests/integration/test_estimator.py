@@ -7,6 +7,7 @@ import importlib.util
 import json
 import pickle
 import pickletools
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -567,3 +568,9 @@ def test_history(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_matplotlib(name: str) -> Any:
     raise ImportError(name)
+
+
+def test_a_shell_completes_the_estimators_before_torch_is_loaded() -> None:
+    code = "import sys, crosel; print(set(crosel.__all__) <= set(dir(crosel)), 'torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["True", "False"]
