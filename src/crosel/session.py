@@ -89,10 +89,12 @@ class Session:
     @cached_property
     def forward(self) -> Forward:
         """Logits [v, rows, k] of raw inputs on the device. The method is in evaluation mode when it is called."""
+        # Not of `self`: a session that held itself would keep its memory until the garbage collector comes round.
+        config, device, method, normalise = self.config, self.device, self.method, self.normalise
 
         def run(x: Tensor) -> Tensor:
-            with computing(self.config, self.device):
-                return self.method.outputs(self.normalise(x)).float()
+            with computing(config, device):
+                return method.outputs(normalise(x)).float()
 
         return Forward(run, self.config.train.eval_batch_size, self.records)
 
@@ -194,6 +196,11 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
+    if name.startswith("cuda:"):
+        number, cards = name.removeprefix("cuda:"), torch.cuda.device_count()
+        if not number.isdecimal() or int(number) >= cards:
+            raise UserError(f"there is no device '{name}'; torch sees {cards}: cuda:0 to cuda:{cards - 1}")
+        torch.cuda.set_device(int(number))  # recordings and the fused kernels go to the card that is current
     return torch.device(name)
 
 

@@ -5,6 +5,7 @@ The weights stay where they are when they are trained, restored or averaged, so 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,16 @@ class Forward:
         self._inputs: Tensor | None = None  # what a recording reads
         self._outputs = torch.empty(0)  # where it writes
         self._graph: Any = None
+        self._turn = threading.Lock()  # a recording has one place for inputs and one for outputs
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         if not self.records or len(x) != self.rows:
             return self.run(x)
+        with self._turn:
+            return self._full_chunk(x)
+
+    def _full_chunk(self, x: Tensor) -> Tensor:
         if self._inputs is None:  # once as it is: kernels are compiled and chosen outside the recording
             self._inputs = torch.empty_like(x)
             return self.run(x)

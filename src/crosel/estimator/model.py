@@ -62,7 +62,7 @@ class FittedModel:
     def probabilities(self, x: NDArray[Any], device: str) -> NDArray[np.float32]:
         """Class probabilities [n, k] of checked inputs."""
         wanted = pick_device(device)
-        if self._session is None or self._session.device.type != wanted.type:
+        if self._session is None or self._session.device != wanted:
             self._load(self._build(wanted))
         session = self._session
         assert session is not None
