@@ -5,7 +5,8 @@
 
 `steps`: losses of 20 steps of CroSel with the same starting weights and draws, for several seeds of both.
 
-* `start`: the first 20 steps of a run of the preset fast/cifar10-crosel, with the learning rates that it gives them.
+* `start`: the first 20 steps of a run, in the warm-up, with the learning rates that the preset fast/cifar10-crosel
+  gives them. The network is `--network`, not the preset's, and weight decay is the default's.
 * `comix`: 20 steps with co-mix and the same learning rates, with four of five examples selected.
 * `steep`: the same at 0.01 from the first step on, without the preset's rise. There the first steps multiply any
   difference, and float32 does not agree with itself: see `plain, last bit changed`, more walks of the plain path whose

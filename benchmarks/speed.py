@@ -187,6 +187,7 @@ def show(row: dict[str, Any]) -> None:
     epoch = f", epoch {fast['epoch_s']:.1f} s" if "epoch_s" in fast else ""
     print(
         f"{row['network']:>10} batch {row['batch']:3d} {row['method']:7s} {fast['ms']:7.2f} ms a step{faster}, "
+        f"{row['images_per_second']:,.0f} images/s, "
         f"views {row['share_of_views']:.1%}, {row['tflops']:.0f} TFLOP/s "
         f"({row['share_of_matrix_rate']:.0%}), {fast.get('peak_mib', math.nan):.0f} MiB{epoch}",
         flush=True,

@@ -1,0 +1,55 @@
+"""The steps that benchmarks/agreement.py compares are those of a run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+import pytest
+import torch
+from _blocks import ROOT
+
+from crosel import train
+from crosel.config import build_config
+from crosel.data import draw_candidates
+from crosel.errors import Interrupted
+from crosel.session import build_session, resolve
+from crosel.stepper import Stepper
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.usefixtures("_benchmarks")
+def test_the_start_is_what_a_run_of_the_preset_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, but for what the page says: another network, and the default's weight decay."""
+    agreement = importlib.import_module("agreement")
+    speed = importlib.import_module("speed")
+    data, batch = speed.images(None, 640), 128
+    options = argparse.Namespace(device="cpu", network="wrn-10-1", batch=batch)
+    rates = agreement.learning_rates("start", data, batch)[:5]  # all that 640 images give in an epoch
+    walked = agreement.Walk(data, options, 0, speed.PLAIN, epoch=agreement.WALKS["start"]).losses(rates)
+
+    settings = [f"network.name={options.network}", "train.weight_decay=1e-4", "train.bf16=false"]
+    config = resolve(build_config(preset=agreement.PRESET, settings=settings, values={"source": "cifar10"}), data)
+    assert config.train.batch_size == batch
+    session = build_session(config, draw_candidates(data, "uniform:q=0.5", 0), CPU)
+    losses, used = [], []
+
+    class Noted(Stepper):
+        def __call__(self, streams, index, lr):  # type: ignore[no-untyped-def]
+            for total in session.progress.sums.values():
+                total.zero_()
+            super().__call__(streams, index, lr)
+            losses.append(float(session.progress.sums["loss"]))
+            used.append(lr)
+
+    monkeypatch.setattr(train, "Stepper", Noted)
+    with pytest.raises(Interrupted):
+        train.fit(session, stop_requested=lambda: len(losses) == len(rates))
+    assert (losses, used) == (walked, rates)
+    assert len(set(losses)) == len(rates)
