@@ -5,9 +5,9 @@
 
 `steps`: losses of 20 steps of CroSel with the same starting weights and draws, for several seeds of both.
 
-* `start`: the first 20 steps of a run, in the warm-up, with the learning rates that the preset fast/cifar10-crosel
-  gives them. The network is `--network`, not the preset's, and weight decay is the default's.
-* `comix`: 20 steps with co-mix and the same learning rates, with four of five examples selected.
+* `start`: the first 20 steps of a run of the preset fast/cifar10-crosel.
+* `comix`: 20 steps of its first epoch with co-mix, four of five examples selected, but from starting weights and with
+  the learning rates of the first 20.
 * `steep`: the same at 0.01 from the first step on, without the preset's rise. There the first steps multiply any
   difference, and float32 does not agree with itself: see `plain, last bit changed`, more walks of the plain path whose
   starting weights differ in the last bit. It is told, but does not count.
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -40,9 +39,11 @@ from unittest import mock
 
 import torch
 from record import save
-from speed import EPOCH, FAST, PLAIN, Steps, images, open_session
+from speed import EPOCH, FAST, PLAIN, Steps, begin, images, on_device
 
 from crosel.config import build_config
+from crosel.data import draw_candidates
+from crosel.session import Session, build_session, resolve
 from crosel.train import learning_rate
 
 SEEDS = (0, 1, 2)
@@ -72,7 +73,10 @@ class Walk:
         joined: bool = True, nudge: int | None = None, epoch: int = EPOCH,
     ) -> None:  # fmt: skip
         device = torch.device(options.device)
-        self.steps = Steps(open_session(data, options.network, options.batch, "crosel", path, device, seed, epoch))
+        values = {"source": "cifar10", "seed": seed, "train": on_device(path, device)}
+        config = resolve(build_config(preset=PRESET, settings=options.set, values=values), data)
+        session = build_session(config, draw_candidates(data, "uniform:q=0.5", seed), device)
+        self.steps = Steps(begin(session, epoch))
         self.method, self.joined = self.steps.session.method, joined
         if not shared:
             self.steps.stepper.casts = None
@@ -110,25 +114,25 @@ def largest(values: list[float]) -> float:
     return max(map(abs, values))
 
 
-def learning_rates(kind: str, data: Any, batch: int) -> list[float]:
+def learning_rates(kind: str, session: Session) -> list[float]:
     if kind == "steep":
         return [STEEP] * STEPS
-    settings = build_config(preset=PRESET, settings=[], values={"source": "cifar10"}).train
-    return [learning_rate(settings, 1, i, math.ceil(data.n / batch)) for i in range(STEPS)]
+    return [learning_rate(session.config.train, 1, i, session.steps) for i in range(STEPS)]
 
 
 def compare_seed(data: Any, options: argparse.Namespace, seed: int, kind: str) -> dict[str, Any]:
     def walk(path: dict[str, bool], **changes: Any) -> Walk:
         return Walk(data, options, seed, path, epoch=WALKS[kind], **changes)
 
-    lr = learning_rates(kind, data, options.batch)
+    plain = walk(PLAIN)
+    lr = learning_rates(kind, plain.steps.session)
     by_pytorch = PLAIN | {"bf16": True}
     beside = {
         name: walk(path, shared=path is FAST).losses_beside(walk(PLAIN), lr)
         for name, path in (("fast", FAST), ("bfloat16 by PyTorch alone", by_pytorch))
     }
     alone = {
-        "plain": walk(PLAIN).losses(lr),
+        "plain": plain.losses(lr),
         "fast": walk(FAST).losses(lr),
         "fast, eager": walk(FAST | {"cuda_graphs": False}).losses(lr),
         "fast, cast in every pass": walk(FAST, shared=False).losses(lr),
@@ -161,7 +165,7 @@ def compare_steps(options: argparse.Namespace) -> bool:
             print(f"{kind}, seed {seed}:", {name: "yes" if value else "NO" for name, value in row["agrees"].items()})
             for which in ("largest_from_the_same_weights", "largest_by_itself"):
                 print(f"   {which}:", {name: f"{value:.1e}" for name, value in row[which].items()}, flush=True)
-            result = {"network": options.network, "batch": options.batch, "preset": PRESET, "rounding": ROUNDING}
+            result = {"preset": PRESET, "settings": options.set, "rounding": ROUNDING}
             save({**result, "last_bit": LAST_BIT, "rows": rows}, options.out)
     return all(all(row["agrees"].values()) for row in rows if row["walk"] != "steep")
 
@@ -215,12 +219,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; steps: random images without")
     parser.add_argument("--out", type=Path, required=True, help="file (steps) or folder (runs)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--network", default="wrn-28-2", help="steps: the network")
-    parser.add_argument("--batch", type=int, default=128, help="steps: examples in a batch")
     parser.add_argument("--walks", nargs="+", choices=WALKS, help="steps: these only")
     parser.add_argument("--seeds", type=int, default=5, help="steps: of weights and draws, so many")
     parser.add_argument("--source", default="cifar10", help="runs: the data")
-    parser.add_argument("--set", action="append", default=[], help="runs: further settings")
+    parser.add_argument("--set", action="append", default=[], help="settings besides")
     parser.add_argument("--workers", type=int, default=6, help="runs: how many at once")
     options = parser.parse_args()
     agrees = compare_steps(options) if options.verb == "steps" else compare_runs(options)

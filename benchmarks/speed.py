@@ -75,21 +75,25 @@ def images(data_dir: Path | None, n: int) -> Dataset:
 
 
 def open_session(
-    data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device, seed: int = 0,
-    epoch: int = EPOCH,
-) -> Session:  # fmt: skip
-    path = path | {"bf16": path["bf16"] and device.type == "cuda"}
-    train = {"epochs": EPOCHS, "batch_size": batch, "nesterov": True, **path}
-    values = {
-        "source": "cifar10", "method": {"name": method}, "network": {"name": network}, "train": train, "seed": seed,
-    }  # fmt: skip
+    data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device
+) -> Session:
+    train = {"epochs": EPOCHS, "batch_size": batch, "nesterov": True, **on_device(path, device)}
+    values = {"source": "cifar10", "method": {"name": method}, "network": {"name": network}, "train": train}
     config = resolve(build_config(settings=[], values=values), data)
-    session = build_session(config, draw_candidates(data, "uniform:q=0.5", 0), device)
+    return begin(build_session(config, draw_candidates(data, "uniform:q=0.5", 0), device), EPOCH)
+
+
+def on_device(path: dict[str, bool], device: torch.device) -> dict[str, bool]:
+    return path | {"bf16": path["bf16"] and device.type == "cuda"}
+
+
+def begin(session: Session, epoch: int) -> Session:
+    """Begin an epoch; in the middle of a run four of five examples are selected, with their true labels."""
     selected = getattr(session.method, "selected", None)
-    if selected is not None:  # as in the middle of a run: most examples are selected
-        generator = torch.Generator(device).manual_seed(0)
-        selected.copy_(torch.rand(selected.shape, generator=generator, device=device) < 0.8)
-        session.method.labels.copy_(torch.from_numpy(data.y))
+    if selected is not None:
+        generator = torch.Generator(session.device).manual_seed(0)
+        selected.copy_(torch.rand(selected.shape, generator=generator, device=session.device) < 0.8)
+        session.method.labels.copy_(torch.from_numpy(session.data.y))
     session.method.begin_epoch(epoch)
     session.method.train()
     return session

@@ -269,10 +269,11 @@ def test_pass(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]
     own = session.world.rows(len(x))
     truth = torch.from_numpy(y[own]).to(session.device)
     right = torch.zeros(len(session.method.networks) + 1, dtype=torch.int64, device=session.device)
-    for start, outputs in predict_chunks(session, x[own]):
-        labels = truth[start : start + outputs.shape[1]]
-        guesses = torch.cat([session.method.combine(outputs).argmax(1, keepdim=True).T, outputs.argmax(2)])
-        right = right + (guesses == labels).sum(dim=1)
+    with session.evaluating():  # once: averaged weights are not put in place anew for every chunk
+        for start, outputs in predict_chunks(session, x[own]):
+            labels = truth[start : start + outputs.shape[1]]
+            guesses = torch.cat([session.method.combine(outputs).argmax(1, keepdim=True).T, outputs.argmax(2)])
+            right = right + (guesses == labels).sum(dim=1)
     together, *alone = (session.world.sum(right) / len(x)).tolist()
     row = {"test_accuracy": together}
     if len(alone) > 1:
