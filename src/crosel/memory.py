@@ -159,18 +159,17 @@ def budget(session: Session) -> Budget:
     if train.bf16:
         outputs, alive = outputs // 2, alive // 2
     on_device = session.train.host is None and cuda  # on a CPU the arrays themselves are used
-    recorded = cuda and train.cuda_graphs and session.world.size == 1
     tables = sum(b.numel() * b.element_size() for b in method.buffers()) - method.candidates.numel()
     return Budget(
         data=(session.data.x.nbytes if on_device else 0) + method.candidates.numel(),
         tables=tables * (2 if train.bad_batches == "skip" else 1),  # a step begins with a copy, to be put back
         networks=_networks(method, train),
-        libraries=libraries(method, recorded) if cuda else 0,
+        libraries=libraries(method, session.records) if cuda else 0,
         per_example=int(outputs * type(method).passes),
         per_row=alive,
         batch_size=session.batch_size,
         rows=min(train.eval_batch_size, session.data.n),
-        recorded=recorded,
+        recorded=session.records,
     )
 
 

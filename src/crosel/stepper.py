@@ -15,7 +15,7 @@ from torch import Tensor
 
 from crosel import finite
 from crosel.compute.casts import SharedCasts
-from crosel.compute.lanes import back_together
+from crosel.compute.recording import record
 from crosel.methods.base import Stream
 from crosel.session import Session, computing, deterministic
 
@@ -60,17 +60,7 @@ class Stepper:
 
     def _record(self, streams: Mapping[str, Stream]) -> Any:
         self._forget_gradients()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.session.generator)
-        torch.cuda.synchronize()
-        outside = torch.cuda.current_stream()
-        try:
-            with torch.cuda.graph(graph), back_together():
-                self._step(streams, self._index, self._raw)
-        except BaseException:
-            torch.cuda.set_stream(outside)  # where a recording cannot be ended, torch stays in its stream
-            raise
-        return graph
+        return record(lambda: self._step(streams, self._index, self._raw), self.session.generator)
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups:

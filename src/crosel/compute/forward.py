@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crosel.compute.recording import record
+
 
 class Forward:
     """Calls `run` on inputs on the device. With `records`, chunks like the first of so many rows are replayed."""
@@ -43,14 +45,7 @@ class Forward:
         return self._outputs.clone()
 
     def _record(self, inputs: Tensor) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        outside = torch.cuda.current_stream()
-        try:
-            # What other threads do, a checkpoint's writer say, is no part of it.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._outputs = self.run(inputs)
-        except BaseException:
-            torch.cuda.set_stream(outside)  # where a recording cannot be ended, torch stays in its stream
-            raise
-        return graph
+        def run() -> None:
+            self._outputs = self.run(inputs)
+
+        return record(run, alone=False)  # a checkpoint's writer may be at work
