@@ -37,7 +37,7 @@ class TrainSettings(BaseModel):
     restart: int = Field(0, ge=0, description="cosine: epochs after which it has come to 0 and begins anew; 0: never")
     restart_lr: float | None = Field(None, gt=0, description="learning rate at which it begins anew; default lr")
     lr_ramp: float = Field(0, ge=0, description="epochs over which the learning rate rises from 0")
-    bf16: bool = Field(False, description="forward passes in bfloat16 (weights stay float32)")
+    bf16: bool = Field(False, description="on a GPU, forward passes in bfloat16 (weights stay float32)")
     fused: bool = Field(True, description="on CUDA, batch norm and ReLU in one (Triton), where the network allows it")
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it")
     average: float = Field(0, ge=0, lt=1, description="decay of an average of the weights that predicts; 0: none")

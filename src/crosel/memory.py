@@ -156,14 +156,14 @@ def budget(session: Session) -> Budget:
     """What a run will take on its device. Data are counted even where they are in memory already."""
     method, train, cuda = session.method, session.config.train, session.device.type == "cuda"
     outputs, alive = layer_outputs(method, session.data.shape, session.device)
-    if train.bf16:
+    if session.bf16:
         outputs, alive = outputs // 2, alive // 2
     on_device = session.train.host is None and cuda  # on a CPU the arrays themselves are used
     tables = sum(b.numel() * b.element_size() for b in method.buffers()) - method.candidates.numel()
     return Budget(
         data=(session.data.x.nbytes if on_device else 0) + method.candidates.numel(),
         tables=tables * (2 if train.bad_batches == "skip" else 1),  # a step begins with a copy, to be put back
-        networks=_networks(method, train),
+        networks=_networks(method, train, session.bf16),
         libraries=libraries(method, session.records) if cuda else 0,
         per_example=int(outputs * type(method).passes),
         per_row=alive,
@@ -178,14 +178,14 @@ def libraries(method: Method, recorded: bool) -> int:
     return _WORKSPACE * len(method.networks) * (2 if recorded else 1)
 
 
-def _networks(method: Method, train: TrainSettings) -> int:
+def _networks(method: Method, train: TrainSettings, bf16: bool) -> int:
     """Weights and their copies: gradients, momentum, average, in bfloat16, to be put back after a bad batch."""
     learning, still = (
         sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad == learns)
         for learns in (True, False)
     )
     skip = train.bad_batches == "skip"
-    return int(learning * (3 + (train.average > 0) + train.bf16 / 2 + 2 * skip)) + still * (1 + skip)
+    return int(learning * (3 + (train.average > 0) + bf16 / 2 + 2 * skip)) + still * (1 + skip)
 
 
 def check_budget(session: Session) -> Budget:

@@ -86,6 +86,10 @@ class Session:
         # With several ranks a step holds messages; these are sent as they come.
         return self.device.type == "cuda" and self.config.train.cuda_graphs and self.world.size == 1
 
+    @property
+    def bf16(self) -> bool:
+        return in_bfloat16(self.config, self.device)
+
     @cached_property
     def forward(self) -> Forward:
         """Logits [v, rows, k] of raw inputs on the device. The method is in evaluation mode when it is called."""
@@ -289,13 +293,19 @@ def check_batch(session: Session) -> None:
         ) from None
 
 
+def in_bfloat16(config: RunConfig, device: torch.device) -> bool:
+    """Only on a GPU: few CPUs gain by it, and on some an illegal instruction ends the process."""
+    return config.train.bf16 and device.type == "cuda"
+
+
 @contextmanager
 def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
     """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
     # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
     precision: AbstractContextManager[Any] = nullcontext()
-    if config.train.bf16 or torch.is_autocast_enabled(device.type):  # a caller's own autocast does not reach in here
-        precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.train.bf16, cache_enabled=False)
+    bf16 = in_bfloat16(config, device)
+    if bf16 or torch.is_autocast_enabled(device.type):  # a caller's own autocast does not reach in here
+        precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
     with deterministic(device), precision, fused.use(config.train.fused):
         yield
 

@@ -28,7 +28,7 @@ class Stepper:
     def __init__(self, session: Session) -> None:
         self.session, self.optimiser = session, session.optimiser  # made now: its copy to the device is waited for
         self.records = session.records
-        self.casts = SharedCasts(session.method) if session.config.train.bf16 else None
+        self.casts = SharedCasts(session.method) if session.bf16 else None
         self._signature: Any = None
         self._eager_left = 0
         self._graph: Any = None

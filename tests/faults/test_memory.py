@@ -46,7 +46,17 @@ def test_the_estimate_of_a_step_grows_with_batch_network_and_passes() -> None:
     assert budget(make_session("cc", "train.batch_size=16")).per_example == one
     assert budget(make_session("cc", "network.width=8")).per_example > 1.5 * one
     assert budget(make_session("crosel")).per_example == 2 * 3 * one, "two networks, three views that keep gradients"
-    assert budget(make_session("cc", "train.bf16=true")).per_example == one // 2
+
+
+def test_bfloat16_takes_half_where_it_is_computed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session("cc", "train.bf16=true")
+    on_a_cpu = budget(session)
+    assert on_a_cpu == budget(make_session("cc"))
+    monkeypatch.setattr("crosel.session.in_bfloat16", lambda *_: True)
+    assert budget(session).per_example == on_a_cpu.per_example // 2
+    assert budget(session).networks == on_a_cpu.networks * 7 // 6, (
+        "weights, gradients, momentum, and a cast of the weights"
+    )
 
 
 def test_copies_of_the_state_count() -> None:

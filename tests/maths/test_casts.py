@@ -25,8 +25,9 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @pytest.fixture(autouse=True)
-def _no_onednn() -> Iterator[None]:
-    """Not every CPU has the instructions that oneDNN takes for bfloat16."""
+def _bfloat16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without oneDNN: not every CPU has the instructions that it takes for bfloat16."""
+    monkeypatch.setattr("crosel.session.in_bfloat16", lambda config, _: config.train.bf16)
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
