@@ -1,8 +1,10 @@
-"""The ways in which a command ends early, each with its exit code: `UserError` for everything a user can mend."""
+"""The ways in which a command ends early, each with its exit code: `UserError` for everything a user can mend.
+And `tell`, for what ends nothing."""
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -30,6 +32,11 @@ class Elsewhere(Exception):  # noqa: N818
     def __init__(self, code: int = 2) -> None:
         super().__init__(f"rank 0 has ended the run with exit code {code}")
         self.code = code
+
+
+def tell(text: str) -> None:
+    """Say in a line what the user should know and what is no error."""
+    print(text, file=sys.stderr)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

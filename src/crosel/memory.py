@@ -124,9 +124,8 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
     """The memory of all tensors in a tree of values; sparse ones and their like have none to show."""
     for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            with contextlib.suppress(NotImplementedError, RuntimeError):
-                yield leaf.untyped_storage()
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            yield leaf.untyped_storage()
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.limits import check_bytes
 from crosel.data.settings import Progress
 from crosel.data.sources import NAMED, locate
-from crosel.errors import UserError
+from crosel.errors import UserError, tell
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
 from crosel.memory import OneLine
 from crosel.redact import without_secrets
@@ -308,7 +308,7 @@ def load_run(
     trust_code: bool = False,
     data_dir: Path | None = None,
     needs_data: bool = True,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    say: Callable[[str], None] = tell,
 ) -> Session:
     """Open a run for use: its networks from the newest good checkpoint, and its data unless they are not needed."""
     folder = RunFolder(path)

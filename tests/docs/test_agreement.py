@@ -31,7 +31,7 @@ def test_the_start_is_what_a_run_of_the_preset_begins_with(monkeypatch: pytest.M
     speed = importlib.import_module("speed")
     data, seed = speed.images(None, 640), 3
     options = argparse.Namespace(device="cpu", set=["network.name=wrn-10-1"])
-    walk = agreement.Walk(data, options, seed, speed.PLAIN, epoch=agreement.WALKS["start"])
+    walk = agreement.Walk(data, options, seed, speed.PLAIN, kind="start")
     rates = agreement.learning_rates("start", walk.steps.session)[:5]  # all that 640 images give in an epoch
     walked = walk.losses(rates)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from crosel.commands.predict import tell_of_dark
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Dataset
-from crosel.errors import UserError
+from crosel.errors import UserError, tell
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks, test_pass
@@ -38,7 +37,7 @@ def evaluate_run(
         x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
         if x is None or y is None:
             raise UserError(f"{source} has no true labels (y) to compare with")
-        tell_of_dark(session, int(x.max()), source, _say)
+        tell_of_dark(session, int(x.max()), source, tell)
         return result | {"examples": len(x)} | test_pass(session, x, y)
     if session.data.x_test is not None and session.data.y_test is not None:
         result |= {"examples": len(session.data.x_test)}
@@ -46,15 +45,11 @@ def evaluate_run(
     return result | training_metrics(session)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
     """Features in the order of training, where both have names for them."""
     if other.columns is None:
         return other
-    order = columns_of_training(session.data.columns, other.columns, source, _say)
+    order = columns_of_training(session.data.columns, other.columns, source, tell)
     return replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])
 
 

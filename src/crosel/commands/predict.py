@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -12,7 +11,7 @@ import torch
 
 from crosel.csv_cells import csv_line
 from crosel.data.chunks import Chunk, open_inputs
-from crosel.errors import UserError
+from crosel.errors import UserError, tell
 from crosel.files import atomic_write_with, keep_apart
 from crosel.run import load_run
 from crosel.session import Session
@@ -29,7 +28,7 @@ def predict_file(
     device: torch.device,
     trust_code: bool = False,
     progress: Progress | None = None,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    say: Callable[[str], None] = tell,
 ) -> int:
     """Write id, label and probability of the `top` labels, chunk by chunk, to csv or jsonl; return how many."""
     suffix = out.suffix.lower()

@@ -6,7 +6,6 @@ Training wants a whole `Dataset`; here examples have no labels, and must look li
 from __future__ import annotations
 
 import math
-import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from crosel.data.npz import as_names, open_archive, read_array
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, json_objects
-from crosel.errors import UserError
+from crosel.errors import UserError, tell
 
 _ROWS = 1024  # examples held at once
 _BYTES = 1 << 26  # and how much they may take, where examples are large
@@ -116,7 +115,7 @@ def open_inputs(
     path: Path,
     shape: tuple[int, ...],
     columns: Sequence[str] | None = None,
-    say: Say = lambda text: print(text, file=sys.stderr),
+    say: Say = tell,
 ) -> Iterator[Chunk]:
     """Read what is to be predicted, chunk by chunk; whatever is wrong with it is a UserError."""
     form = Form(shape, columns, say)

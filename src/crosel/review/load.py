@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,3 @@ def compute_probabilities(session: Session, seconds: float, run: Path, notes: li
             )
             return None
     return out
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr)

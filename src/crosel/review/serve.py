@@ -14,9 +14,9 @@ from pathlib import Path
 
 import uvicorn
 
-from crosel.errors import UserError
+from crosel.errors import UserError, tell
 from crosel.review.app import build_app
-from crosel.review.load import load_examples, say
+from crosel.review.load import load_examples
 
 HOST = "127.0.0.1"  # never another one: the page is for whoever sits at this machine
 
@@ -26,7 +26,7 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
     with contextlib.closing(listener):
         examples = load_examples(run)
         for note in examples.notes:
-            say(note)
+            tell(note)
         token = secrets.token_urlsafe(24)
         app = build_app(examples, run / "review.jsonl", token)
         address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
