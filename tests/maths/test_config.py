@@ -59,6 +59,29 @@ def test_defaults_of_crosel():
     assert (s.warmup_view, s.selected_view, s.target_mode, s.average) == ("weak", "weak", "train", "logits")
 
 
+DEFAULTS = {
+    "cc": {"view": "weak"},
+    "proden": {"view": "weak"},
+    "lws": {"view": "weak", "loss": "sigmoid", "beta": 1.0, "epsilon": 1e-8},
+    "crdpll": {"views": ("weak", "autoaugment", "autoaugment"), "consistency": 1.0, "ramp_share": 0.5},
+    "pico": {
+        "query_view": "contrast-weak", "key_view": "contrast-strong", "dimensions": 128, "queue": 8192,
+        "key_momentum": 0.999, "proto_momentum": 0.99, "proto_start": 1, "phi_start": 0.95, "phi_end": 0.8,
+        "temperature": 0.07, "contrast": 0.5,
+    },
+    "pop": {
+        "views": ("plain", "autoaugment", "autoaugment"), "warm_up": 20, "every": 5, "history": 5, "threshold": 1e-3,
+        "growth": 1e-3, "cap": 0.4, "settled": 1e-4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_of_the_compared_methods(name):
+    """Their authors' values; the views of the first three are those of CroSel's comparison."""
+    assert find_method(name).Settings().model_dump() == {"name": name, **DEFAULTS[name]}
+
+
 def test_merge_order(file, monkeypatch):
     """Defaults, then preset, file, flags, --set: each over the one before, and only where it speaks."""
     monkeypatch.setattr(
@@ -203,6 +226,40 @@ def test_every_preset_loads_and_validates(name):
         if isinstance(values, dict):
             for key, value in values.items():
                 assert dumped[section][key] == value, f"{section}.{key}"
+
+
+SCHEMES = {  # epochs, batch, learning rate, schedule, milestones in epochs
+    "pico": (800, 256, 0.01, "cosine", None),
+    "pop": (500, 256, 0.05, "step", [100, 150]),
+    **dict.fromkeys(("crosel", "cc", "proden", "lws", "crdpll"), (200, 64, 0.1, "step", [100, 150])),
+}
+CROSEL = {"cifar10": (0.9, 4.0), "cifar100": (0.9, 1.0), "svhn": (0.85, 4.0)}  # γ, λ_cr
+
+
+@pytest.mark.parametrize("name", [name for name in presets() if name.startswith("paper/")])
+def test_a_paper_preset_is_the_papers_scheme(name):
+    source, method = name.removeprefix("paper/").split("-")
+    config = build(preset=name)
+    train = config.train
+    assert (config.method.name, config.network.name) == (method, "wrn-34-10")
+    assert config.augment.policy == ("svhn" if source == "svhn" else "cifar10")
+    epochs, batch, lr, schedule, milestones = SCHEMES[method]
+    assert (train.epochs, train.batch_size, train.lr, train.schedule) == (epochs, batch, lr, schedule)
+    assert (train.momentum, train.nesterov, train.weight_decay) == (0.9, False, 1e-4)
+    assert (train.lr_ramp, train.average, train.refresh, train.restart) == (0, 0, 0, 0)
+    if milestones:
+        assert [round(m * epochs) for m in train.milestones] == milestones
+        assert train.decay == 0.1
+    if method == "crosel":
+        s, (gamma, lambda_cr) = config.method, CROSEL[source]
+        assert s == CroSelSettings(warmup=10, gamma=gamma, lambda_cr=lambda_cr)
+    else:
+        assert config.method == find_method(method).Settings()
+
+
+def test_there_is_a_paper_preset_for_each_method_on_each_dataset():
+    names = {name for name in presets() if name.startswith("paper/")}
+    assert names == {f"paper/{source}-{method}" for source in CROSEL for method in SCHEMES}
 
 
 @pytest.mark.parametrize("name", presets())

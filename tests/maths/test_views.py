@@ -11,8 +11,8 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from crosel.augment import AugmentSettings, ImageView, Op, make_views
-from crosel.augment.parts import Cutout, FlipCrop, PolicyOps, RandomOps
-from crosel.augment.policies import POLICIES, strong_value
+from crosel.augment.parts import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
+from crosel.augment.policies import POLICIES, policy_value, strong_value
 
 torch.set_num_threads(1)
 NAMES = {"plain", "weak", "strong", "autoaugment", "contrast-weak", "contrast-strong"}
@@ -148,22 +148,110 @@ def test_one_sub_policy_by_hand() -> None:
         assert np.array_equal(got, np.array(expected).transpose(2, 0, 1))
 
 
-def test_policies_are_complete() -> None:
-    assert set(POLICIES) == {"cifar10", "svhn"}
-    for policy in POLICIES.values():
-        assert len(policy) == 25
-        for pair in policy:
-            assert len(pair) == 2
-            for op, chance, magnitude in pair:
-                assert isinstance(op, Op)
-                assert op is not Op.IDENTITY
-                assert 0 <= chance <= 1
-                assert round(chance * 10, 9).is_integer()
-                assert magnitude in range(10)
-    # Sums over the published tables; a mistyped probability or magnitude shows here.
-    sums = {n: (sum(s[1] for p in t for s in p), sum(s[2] for p in t for s in p)) for n, t in POLICIES.items()}
-    assert sums["cifar10"] == pytest.approx((26.5, 267))
-    assert sums["svhn"] == pytest.approx((32.9, 231))
+# AutoAugment's tables of sub-policies, transcribed once more: operation, probability, magnitude, twice a line. Where an
+# operation has no magnitude, the number does not matter.
+PUBLISHED = {
+    "cifar10": """
+        invert .1 - contrast .2 6
+        rotate .7 2 translate_x .3 9
+        sharpness .8 1 sharpness .9 3
+        shear_y .5 8 translate_y .7 9
+        autocontrast .5 - equalize .9 -
+        shear_y .2 7 posterize .3 7
+        colour .4 3 brightness .6 7
+        sharpness .3 9 brightness .7 9
+        equalize .6 - equalize .5 -
+        contrast .6 7 sharpness .6 5
+        colour .7 7 translate_x .5 8
+        equalize .3 - autocontrast .4 -
+        translate_y .4 3 sharpness .2 6
+        brightness .9 6 colour .2 8
+        solarize .5 2 invert 0 -
+        equalize .2 - autocontrast .6 -
+        equalize .2 - equalize .6 -
+        colour .9 9 equalize .6 -
+        autocontrast .8 - solarize .2 8
+        brightness .1 3 colour .7 0
+        solarize .4 5 autocontrast .9 -
+        translate_y .9 9 translate_y .7 9
+        autocontrast .9 - solarize .8 3
+        equalize .8 - invert .1 -
+        translate_y .7 9 autocontrast .9 -""",
+    "svhn": """
+        shear_x .9 4 invert .2 -
+        shear_y .9 8 invert .7 -
+        equalize .6 - solarize .6 6
+        invert .9 - equalize .6 -
+        equalize .6 - rotate .9 3
+        shear_x .9 4 autocontrast .8 -
+        shear_y .9 8 invert .4 -
+        shear_y .9 5 solarize .2 6
+        invert .9 - autocontrast .8 -
+        equalize .6 - rotate .9 3
+        shear_x .9 4 solarize .3 3
+        shear_y .8 8 invert .7 -
+        equalize .9 - translate_y .6 6
+        invert .9 - equalize .6 -
+        contrast .3 3 rotate .8 4
+        invert .8 - translate_y 0 2
+        shear_y .7 6 solarize .4 8
+        invert .6 - rotate .8 4
+        shear_y .3 7 translate_x .9 3
+        shear_x .1 6 invert .6 -
+        solarize .7 2 translate_y .6 7
+        shear_y .8 4 invert .8 -
+        shear_x .7 9 translate_y .8 3
+        shear_y .8 5 autocontrast .7 -
+        shear_x .7 2 invert .1 -""",
+}
+
+
+def test_policies_are_those_published() -> None:
+    assert set(POLICIES) == set(PUBLISHED)
+    for name, text in PUBLISHED.items():
+        rows = [row.split() for row in text.split("\n") if row]
+        assert len(rows) == 25
+        for pair, row in zip(POLICIES[name], rows, strict=True):
+            for (op, chance, magnitude), (its_name, its_chance, its_magnitude) in zip(
+                pair, (row[:3], row[3:]), strict=True
+            ):
+                assert (op.name.lower(), chance) == (its_name, float(its_chance))
+                assert str(magnitude) == its_magnitude or its_magnitude == "-"
+
+
+def test_magnitudes_of_the_policies() -> None:
+    """Ten steps over the ranges of AutoAugment's table of operations; positions are shares of 331 pixels."""
+    ends = {op: [policy_value(op, v, 1, 40, 32) for v in (0, 3, 9)] for op in Op}
+    for op in (Op.BRIGHTNESS, Op.COLOUR, Op.CONTRAST, Op.SHARPNESS):
+        assert ends[op] == pytest.approx([1, 1.3, 1.9])
+        assert policy_value(op, 9, -1, 40, 32) == pytest.approx(0.1)
+    assert ends[Op.POSTERIZE] == [8, 7, 4]
+    assert ends[Op.SOLARIZE] == pytest.approx([256, 256 * 2 / 3, 0])
+    assert ends[Op.ROTATE] == pytest.approx([0, 10, 30])
+    assert ends[Op.SHEAR_X] == ends[Op.SHEAR_Y] == pytest.approx([0, 0.1, 0.3])
+    assert (ends[Op.TRANSLATE_X], ends[Op.TRANSLATE_Y]) == ([0, 4, 14], [0, 6, 18])
+    for op in (Op.ROTATE, Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y):
+        assert policy_value(op, 9, -1, 40, 32) == -ends[op][2]
+
+
+def test_parts_of_the_views() -> None:
+    """As the table at the head of `augment/views.py` has it; the contrastive ones are PiCO's."""
+    views = make_views((3, 32, 32), AugmentSettings())
+    assert {name: [type(part) for part in view.parts] for name, view in views.items()} == {
+        "plain": [],
+        "weak": [FlipCrop],
+        "strong": [FlipCrop, RandomOps, Cutout],
+        "autoaugment": [FlipCrop, Cutout, PolicyOps],
+        "contrast-weak": [ResizedCrop, ColourJitter],
+        "contrast-strong": [ResizedCrop, RandomOps, Cutout],
+    }
+
+
+def test_defaults() -> None:
+    """CroSel's released code: two operations with chance ½, magnitudes 1 to 9, then a grey square of half the side."""
+    s = AugmentSettings()
+    assert (s.strong_ops, s.strong_chance, s.strong_magnitudes) == (2, 0.5, (1, 9))
+    assert (s.cutout, s.cutout_fill, s.fill, s.flip, s.padding) == (0.5, 127, 0, True, None)
 
 
 def test_magnitudes_of_the_strong_view() -> None:

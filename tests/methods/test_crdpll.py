@@ -194,15 +194,18 @@ def test_a_run_by_hand():
     """The objective and the table of every step, from the logits that were seen and a table of our own."""
     method = make(CRDPLL, epochs=4)
     table = uniform_weights(method.candidates).double()
-    outputs = []
+    outputs, inputs = [], []
+    method.networks[0].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     method.networks[0].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
     step = [0]
 
     def look(drawn, losses):
         index = drawn["all"].index
         views = [logits.double() for logits in outputs]
-        assert len(views) == 3
+        names = ("weak", "autoaugment#1", "autoaugment#2")
+        assert all(torch.equal(x, drawn["all"][view]) for x, view in zip(inputs, names, strict=True))
         outputs.clear()
+        inputs.clear()
         weight = min(step[0] // 3 / 2, 1.0)  # three steps an epoch; the ramp takes half of four epochs
         supervised = slow_supervised(views[0], method.candidates[index])
         consistency = slow_consistency(views, table[index])

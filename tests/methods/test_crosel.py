@@ -586,6 +586,16 @@ def test_scope_of_co_mix():
     assert step(method).report["loss_comix"] == 0
 
 
+def test_unselected_means_what_the_network_does_not_learn_from():
+    """Network 0 learns from the selection of network 1, so the rest of that is what co-mix shows it."""
+    method = selecting(build(scope="unselected"), share=0)
+    method.selected[0, :10], method.selected[1, 10:20] = True, True
+    streams = method.streams()
+    for v, taught in ((0, set(range(10, 20))), (1, set(range(10)))):
+        assert set(streams[f"selected_{v}"].pool.tolist()) == taught
+        assert set(streams[f"all_{v}"].pool.tolist()) == set(range(N)) - taught
+
+
 def test_average_of_logits_or_of_probabilities():
     outputs = torch.tensor([[[4.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
     of_logits = build(average="logits").combine(outputs)

@@ -73,6 +73,23 @@ def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
     assert torch.isfinite(s.progress.sums["loss"])
 
 
+def test_what_acts_after_the_step_sees_what_the_step_made() -> None:
+    """LWS's extra pass is over the same batch: it gives something else because the weights have moved."""
+    s = session("lws", "train.lr=0.1")
+    network, inputs, outputs = s.method.networks[0], [], []
+    network.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
+    network.register_forward_hook(lambda m, args, out: outputs.append(out.detach()))
+    streams = s.method.streams()
+    indices = s.train.epoch_indices(streams, s.steps, s.batch_size, s.generator)
+    s.method.begin_epoch(1)
+    s.method.train()
+    Stepper(s)(streams, {stream: table[0] for stream, table in indices.items()}, 0.1)
+    assert torch.equal(*inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(outputs[1], network(inputs[1]))
+    assert (outputs[1] - outputs[0]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
     s = session(name)

@@ -1,5 +1,6 @@
 """PiCO: losses, prototypes, queue and moving average against slow versions, and the whole method."""
 
+import copy
 import math
 
 import pytest
@@ -340,6 +341,32 @@ def test_a_run_by_hand():
     train(method, epochs=4, each=look)
     assert steps[0] == 12
     assert not torch.equal(method.weights, uniform_weights(method.candidates))
+
+
+def test_who_sees_which_view():
+    """Queries: the query view. Keys: the key view, by the key network as just moved, batch norm in training mode."""
+    method = make(PiCO, key_momentum=0.5, dimensions=6)
+    seen = {}
+    for name, module in {"q": method.head, "k": method.key_head}.items():
+        module.register_forward_hook(lambda m, args, output, name=name: seen.update({name: output.detach()}))
+
+    def look(drawn, losses):
+        query, key = seen["q"], seen["k"]
+        with torch.no_grad():
+            again = method.head(method.networks[0].features(drawn["all"]["contrast-weak"]))
+            torch.testing.assert_close(query, again)
+            moved = copy.deepcopy(method.key_network).train()
+            again = method.key_head(moved.features(drawn["all"]["contrast-strong#key"]))
+            torch.testing.assert_close(key, again)
+
+    train(method, epochs=2, each=look)
+
+
+def test_the_head_has_two_layers():
+    method = make(PiCO)
+    kinds = ["Linear", "ReLU", "Linear"]
+    assert [[type(layer).__name__ for layer in head] for head in (method.head, method.key_head)] == [kinds, kinds]
+    assert [layer.out_features for layer in method.head if isinstance(layer, nn.Linear)] == [8, 128]
 
 
 def test_prediction_uses_the_query_network_only():

@@ -180,14 +180,17 @@ def test_a_run_by_hand(start):
     sets = method.candidates.clone()
     table = uniform_weights(sets).double()
     theta, history, sizes = start, [], []
-    outputs = []
+    outputs, inputs = [], []
+    method.networks[0].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     method.networks[0].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
 
     def each(drawn, losses):
         index = drawn["all"].index
         views = [logits.double() for logits in outputs]
-        assert len(views) == 3
+        names = ("plain", "autoaugment#1", "autoaugment#2")
+        assert all(torch.equal(x, drawn["all"][view]) for x, view in zip(inputs, names, strict=True))
         outputs.clear()
+        inputs.clear()
         assert losses.objective.item() == pytest.approx(slow_loss(views, table[index]), rel=1e-4)
         for i, row in zip(index.tolist(), views[0].tolist(), strict=True):
             p = [value if s else 0.0 for value, s in zip(softmax(row), sets[i].tolist(), strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,25 @@ def test_a_method_from_another_package(tmp_path: Path, monkeypatch: pytest.Monke
     importlib.invalidate_caches()
     assert "outsider" in methods()
     assert train_with("outsider", tmp_path / "run")["test_accuracy"] > 0.3
+
+
+def test_the_loop_the_views_the_checkpoint_and_the_report_know_no_method() -> None:
+    """They import the contract alone, and no text of theirs but prose is a method's name."""
+    root = Path(base.__file__).parents[1]
+    files = [
+        root / f"{name}.py" for name in ("train", "stepper", "session", "checkpoint", "run", "pipeline", "outcome")
+    ]
+    files += [file for folder in ("augment", "report", "compute") for file in (root / folder).glob("*.py")]
+    assert len(files) > 20
+    names = {name for name in methods() if name != "crosel"}  # the package is called that, too
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("crosel.methods"):
+                assert node.module == "crosel.methods.base", file
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value.lower() not in names, f"{file}: {node.value}"
+            if isinstance(node, ast.Compare):
+                assert not any(isinstance(c, ast.Constant) and c.value == "crosel" for c in node.comparators), file
 
 
 def test_wrong_registrations_are_refused() -> None:
