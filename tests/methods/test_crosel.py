@@ -784,6 +784,46 @@ def test_learns_end_to_end(n):
     assert {"loss", "loss_selected", "loss_comix", "covering_rate", "test_accuracy_1"} <= set(last)
 
 
+def test_the_loop_shows_the_bank_every_example_as_it_is_in_evaluation_mode():
+    """After each epoch, before the selection of the next: n is no multiple of a chunk, and views have noise."""
+    data = toy_data(n=N)
+    settings = [
+        "train.epochs=6",
+        "train.batch_size=8",
+        "train.eval_batch_size=7",
+        "method.warmup=2",
+        "method.gamma=0.4",
+    ]
+    settings += ["network.hidden=[16]", "augment.weak_feature_noise=0.5", "train.lr=0.2"]
+    config = build_config(settings=settings, values={"source": "toy"})
+    session = build_session(resolve(config, data), data, torch.device("cpu"))
+    method, x = session.method, torch.from_numpy(data.x)
+    history: list[tuple[Tensor, Tensor]] = []
+
+    class AfterEveryEpoch:
+        def on_step(self, *_: Any) -> None: ...
+
+        def on_state(self, _: Any) -> None: ...
+
+        def on_epoch(self, _: Any, row: dict[str, Any]) -> None:
+            method.eval()
+            with torch.no_grad():
+                p = torch.stack([torch.softmax(network(session.normalise(x)), dim=1) for network in method.networks])
+            history.append(p.max(dim=2))
+            for v, bank in enumerate(method.banks):
+                assert torch.equal(bank.labels[-1], history[-1][1][v].int())
+                torch.testing.assert_close(bank.confidence[-1], history[-1][0][v])
+                if row["epoch"] >= 3:
+                    labels = torch.stack([entry[1][v] for entry in history[-3:]])
+                    sure = torch.stack([entry[0][v] for entry in history[-3:]]).mean(dim=0) > 0.4
+                    inside = method.candidates[torch.arange(N), labels[-1]]
+                    assert torch.equal(method.selected[v], (labels == labels[-1]).all(dim=0) & sure & inside)
+
+    fit(session, (AfterEveryEpoch(),))
+    assert len(history) == 6
+    assert method.selected.any()
+
+
 def test_epochs_selected_are_counted_and_an_old_checkpoint_knows_the_last():
     method = build()
     method.selected[0, :3] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,29 @@ def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
                 else:
                     assert p.grad is None, parameter_name
     assert torch.isfinite(s.progress.sums["loss"])
+
+
+def test_the_loop_calls_a_method_in_the_order_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs count from 1; the whole training set is shown between the last step and the end of the epoch."""
+    s, calls = session("crosel"), []
+    for name in ("begin_epoch", "loss", "after_step", "observe", "end_epoch"):
+        its_own = getattr(s.method, name)
+
+        def noted(first: object, *rest: object, name: str = name, its_own: Callable[..., object] = its_own) -> object:
+            seen = first if name.endswith("epoch") else (first.start, first.stop) if isinstance(first, slice) else ""
+            calls.append((name, seen, s.method.training))
+            return its_own(first, *rest)
+
+        monkeypatch.setattr(s.method, name, noted)
+    fit(s)
+    step = [("loss", "", True), ("after_step", "", True)]
+    for epoch in (1, 2):
+        assert calls.pop(0)[:2] == ("begin_epoch", epoch)
+        assert [calls.pop(0) for _ in range(2 * s.steps)] == step * s.steps
+        shown = [calls.pop(0) for _ in range(2)]
+        assert shown == [("observe", (0, 1024), False), ("observe", (1024, s.data.n), False)]
+        assert calls.pop(0)[:2] == ("end_epoch", epoch)
+    assert not calls
 
 
 def test_what_acts_after_the_step_sees_what_the_step_made() -> None:

@@ -1,0 +1,71 @@
+"""The methods' pages and the heads of their modules name functions that there are, with the arguments they have."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosel.methods import find_method
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))
+METHODS = [page.stem for page in PAGES if page.stem != "index"]
+
+
+def found(name: str, method: str) -> Any:
+    """What a dotted name means on a method's page: in the method's module, beside it, in the package, or in full."""
+    for start in (f"crosel.methods.{method}", "crosel.methods", "crosel"):
+        whole = f"{start}.{name}" if not name.startswith("crosel.") else name
+        parts = whole.split(".")
+        for cut in range(len(parts) - 1, 0, -1):
+            try:
+                thing: Any = importlib.import_module(".".join(parts[:cut]))
+            except ModuleNotFoundError:
+                continue
+            try:
+                for part in parts[cut:]:
+                    thing = getattr(thing, part)
+            except AttributeError:
+                break
+            return thing
+    raise AssertionError(f"there is no {name}")
+
+
+def test_every_page_is_a_methods() -> None:
+    assert {find_method(name).name for name in METHODS} == set(METHODS)
+    assert len(METHODS) == 7
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_functions_on_the_page_are_there(method: str) -> None:
+    text = next(page for page in PAGES if page.stem == method).read_text(encoding="utf-8")
+    calls = re.findall(r"`([a-z_][\w.]*)\(([\w, ]*)\)`", text)
+    for name, arguments in calls:
+        if name in ("features", "classify", "forward"):  # what PiCO asks of a network
+            continue
+        given = [argument.strip() for argument in arguments.split(",")]
+        assert list(inspect.signature(found(name, method)).parameters)[: len(given)] == given, name
+    paths = re.findall(r"`((?:crosel|bank|losses|nets|contrast)\.[\w.]+)`", text)
+    assert all(found(name, method) for name in paths)
+    bare = re.findall(r"\| `([a-z]+_[a-z_]+|mix)` \|$", text, flags=re.MULTILINE)
+    assert all(callable(found(name, method)) for name in bare)
+    assert calls or bare
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_functions_at_the_head_of_the_module_are_there(method: str) -> None:
+    head = importlib.import_module(f"crosel.methods.{method}").__doc__ or ""
+    names = re.findall(r"-> `([\w.]+)`", head)
+    if method == "crosel":  # a table
+        names = [
+            name
+            for cell in re.findall(r"\| ([^|]*`) \|$", head, re.MULTILINE)
+            for name in re.findall(r"`([\w.]+)`", cell)
+        ]
+        names = [f"bank.{name}" if name.startswith(("label_is", "confidence_is")) else name for name in names]
+    assert names
+    assert all(found(name, method) for name in names)
