@@ -88,9 +88,10 @@ def uniform(labels: ArrayLike, classes: int, q: float, seed: int, at_least_two: 
 
 
 def uniform_sets(labels: ArrayLike, classes: int, seed: int) -> Bools:
-    """Return sets drawn uniformly among all proper sets that hold the truth, sized as in CC's own paper.
+    """Return proper sets that hold the truth, drawn as in CC's experiments.
 
-    The size is s with probability C(k,s)/(2^k-2), s = 1..k-1; then s-1 wrong labels at random.
+    The size is s with probability C(k,s)/(2^k-2), s = 1..k-1; then s-1 wrong labels at random. So sets of one size are
+    equally likely; over all sizes, small ones are likelier than if all sets that hold the truth were.
     """
     if classes < 2:
         raise UserError("uniform sets need at least two classes")

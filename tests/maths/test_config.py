@@ -257,6 +257,35 @@ def test_a_paper_preset_is_the_papers_scheme(name):
         assert config.method == find_method(method).Settings()
 
 
+OWN = {  # network, epochs, batch, learning rate, schedule, milestones in epochs, weight decay
+    "crdpll": ("wrn-34-10", 200, 64, 0.1, "step", [100, 150], 1e-4),
+    "lws": ("auto", 250, 256, 0.05, "step", [50, 100, 150, 200], 1e-3),
+    "pico": ("resnet-18", 800, 256, 0.01, "cosine", None, 1e-3),
+    "pop": ("wrn-28-2", 500, 256, 0.05, "step", [100, 150], 1e-3),
+    "proden": ("auto", 500, 256, 0.05, "constant", None, 1e-3),
+}
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_methods_own_preset_is_its_authors_scheme(method):
+    config = build(preset=f"own/{method}")
+    train = config.train
+    network, epochs, batch, lr, schedule, milestones, weight_decay = OWN[method]
+    assert (config.method.name, config.network.name, train.epochs) == (method, network, epochs)
+    assert (train.batch_size, train.lr, train.schedule, train.weight_decay) == (batch, lr, schedule, weight_decay)
+    if milestones:
+        assert [round(m * epochs) for m in train.milestones] == milestones
+        assert train.decay == (0.5 if method == "lws" else 0.1)
+    plain = {"view": "plain"} if method in ("lws", "proden") else {}
+    assert config.method == find_method(method).Settings(**plain)
+
+
+@pytest.mark.parametrize("name", ["own/pico", "paper/cifar10-pico", "paper/cifar100-pico", "paper/svhn-pico"])
+def test_picos_strong_view_takes_three_operations(name):
+    s = build(preset=name).augment
+    assert (s.strong_ops, s.strong_chance, s.strong_magnitudes, s.cutout) == (3, 1.0, (0, 10), 0.25)
+
+
 def test_there_is_a_paper_preset_for_each_method_on_each_dataset():
     names = {name for name in presets() if name.startswith("paper/")}
     assert names == {f"paper/{source}-{method}" for source in CROSEL for method in SCHEMES}

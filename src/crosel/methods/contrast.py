@@ -1,9 +1,13 @@
-"""Contrast between unit embeddings: what PiCO attracts and repels. Pure functions, means over the batch."""
+"""Unit embeddings, for PiCO: what attracts and repels, and the prototypes of classes. Pure functions; losses are means
+over the batch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from crosel.losses import one_hot
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -39,3 +43,16 @@ def supcon_loss(
     positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
     negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
     return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
+
+
+def prototype_update(prototypes: Tensor, queries: Tensor, labels: Tensor, momentum: float) -> Tensor:
+    """Return the prototypes after μ_ŷ ← m μ_ŷ + (1 - m) q for every example in turn, then normalised.
+
+    Closed form: an example counts (1 - m) m^(later examples of its label), the old prototype m^(all of them).
+    """
+    member = one_hot(labels, len(prototypes)).to(queries.dtype)
+    count = member.sum(dim=0)
+    later = count - member.cumsum(dim=0)
+    share = (1 - momentum) * torch.pow(momentum, later) * member
+    moved = torch.pow(momentum, count).unsqueeze(1) * prototypes + product(share.T, queries)
+    return F.normalize(moved, dim=1)

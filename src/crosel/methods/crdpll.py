@@ -24,6 +24,7 @@ Differences between paper and released code, and what we do:
   same count, and the ramp is a share of the run.
 * It runs the three views one after another, so that batch normalisation sees each by itself; so it does here (`apart`).
 * It updates w after the step, from outputs of before the step; we write the table once the loss has read it.
+* On SVHN it leaves out the crop in all views and cuts out 20 pixels, not 16; we do as on CIFAR, without the flip.
 """
 
 from __future__ import annotations

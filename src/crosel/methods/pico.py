@@ -17,6 +17,8 @@ prototype of class c (a unit vector; 0 until the class is seen), τ temperature,
     L_cont after that: all in {q, k, queue} with the same ŷ attract (SupCon)     -> `supcon_loss`
     L = L_cls + .5 L_cont; then (k, ŷ) enter the queue, first in, first out      -> `enqueue`
 
+The two losses L_cont and `prototype_update` are in `crosel.methods.contrast`.
+
 Differences between paper and released code, and what we do:
 
 * The released code fills the empty queue with vectors normalised along the wrong axis and random real labels.
@@ -27,6 +29,8 @@ Differences between paper and released code, and what we do:
 * Its queue must be a multiple of the batch; ours wraps anywhere, and never outgrows the training set.
 * The moving average covers parameters only, as in MoCo; the key network's batch normalisation keeps the
   statistics of its own passes. The shuffling of keys across devices changes nothing on one; we leave it out.
+* Its strong view always takes three operations, and cuts out a square of random size; ours takes what `augment` says
+  (by default two, each with chance .5). The presets `own/pico` and `paper/…-pico` ask for three.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from torch.nn import functional as F
 from crosel.compute.casts import Linear
 from crosel.losses import one_hot, restrict, soft_cross_entropy, wide
 from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register
-from crosel.methods.contrast import info_nce_loss, product, supcon_loss
+from crosel.methods.contrast import info_nce_loss, product, prototype_update, supcon_loss
 from crosel.methods.proden import uniform_weights
 from crosel.nets import embedding_network
 
@@ -63,19 +67,6 @@ def best_candidate(scores: Tensor, candidates: Tensor) -> Tensor:
 def disambiguate(weights: Tensor, labels: Tensor, phi: float | Tensor) -> Tensor:
     """Return φ w + (1 - φ) onehot(label)."""
     return phi * weights + (1 - phi) * one_hot(labels, weights.shape[1])
-
-
-def prototype_update(prototypes: Tensor, queries: Tensor, labels: Tensor, momentum: float) -> Tensor:
-    """Return the prototypes after μ_ŷ ← m μ_ŷ + (1 - m) q for every example in turn, then normalised.
-
-    Closed form: an example counts (1 - m) m^(later examples of its label), the old prototype m^(all of them).
-    """
-    member = one_hot(labels, len(prototypes)).to(queries.dtype)
-    count = member.sum(dim=0)
-    later = count - member.cumsum(dim=0)
-    share = (1 - momentum) * torch.pow(momentum, later) * member
-    moved = torch.pow(momentum, count).unsqueeze(1) * prototypes + product(share.T, queries)
-    return F.normalize(moved, dim=1)
 
 
 def phi(epoch: int, epochs: int, start: float, end: float) -> float:
