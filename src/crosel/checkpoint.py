@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from crosel.data.limits import memory_bound
-from crosel.errors import UserError
 from crosel.files import atomic_write, disk_errors
 
 _STATE: dict[str, Any] = {
@@ -189,21 +188,3 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-def momentum(optimiser: torch.optim.Optimizer, module: torch.nn.Module) -> dict[str, Tensor]:
-    """The optimiser's momentum, by parameter name: independent of how torch numbers its state."""
-    return {
-        name: buffer
-        for name, p in module.named_parameters()
-        if (buffer := optimiser.state.get(p, {}).get("momentum_buffer")) is not None
-    }
-
-
-def restore_momentum(optimiser: torch.optim.Optimizer, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    for name, p in module.named_parameters():
-        if name in tensors:
-            if tensors[name].shape != p.shape:
-                raise UserError(f"the checkpoint does not fit this configuration: momentum of {name}")
-            # Laid out in memory as the weights are (channels last): fused optimisers insist on it.
-            optimiser.state[p]["momentum_buffer"] = torch.empty_like(p.detach()).copy_(tensors[name])

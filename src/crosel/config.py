@@ -28,8 +28,9 @@ class TrainSettings(BaseModel):
     epochs: int = Field(50, ge=1, description="passes over the training set, warm-up included")
     batch_size: int = Field(64, ge=1, description="examples of each stream in a step; at most the whole set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = False
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; with Adam its β1 (β2 is 0.999)")
+    nesterov: bool = Field(False, description="SGD's momentum in Nesterov's form")
     weight_decay: float = Field(1e-4, ge=0)
     schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="course of the learning rate")
     milestones: tuple[float, ...] = Field((0.5, 0.75), description="step: shares of the epochs after which lr drops")
@@ -68,6 +69,8 @@ class TrainSettings(BaseModel):
 
     @model_validator(mode="after")
     def _nesterov(self) -> TrainSettings:
+        if self.nesterov and self.optimiser != "sgd":
+            raise ValueError(f"nesterov belongs to SGD, but optimiser is {self.optimiser}: set nesterov to false")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from crosel.errors import Diverged
+from crosel.optimiser import optimiser_state
 
 if TYPE_CHECKING:
     from crosel.session import Session
@@ -45,23 +46,15 @@ class Undo:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.saved = [(t, t.detach().clone()) for t in session.method.state_dict().values()]
-        self.momentum = {p: b.clone() for p, b in self._buffers()}
-
-    def _buffers(self) -> list[tuple[Tensor, Tensor]]:
-        state = self.session.optimiser.state
-        found = ((p, state[p].get("momentum_buffer")) for p in self.session.method.parameters() if p in state)
-        return [(p, buffer) for p, buffer in found if buffer is not None]
+        self.kept = [(t, t.clone()) for t in optimiser_state(session.optimiser, session.method).values()]
 
     @torch.no_grad()
     def unless_finite(self, objective: Tensor) -> Tensor:
         """Put everything back if the loss or what the step made of the state is not finite. Returns a bool: it was."""
         good = torch.isfinite(objective.detach()) & all_finite(t for t, _ in self.saved)
         good = self.session.world.every(good)
-        for now, before in self.saved:
+        for now, before in (*self.saved, *self.kept):
             torch.where(good, now, before, out=now)
-        for p, now in self._buffers():
-            # The first step creates the momentum: none is the same as zero.
-            torch.where(good, now, self.momentum[p] if p in self.momentum else torch.zeros_like(now), out=now)
         return good
 
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from crosel.data.limits import memory_bound
 from crosel.errors import UserError
+from crosel.optimiser import copies_kept
 
 if TYPE_CHECKING:
     from crosel.config import TrainSettings
@@ -178,13 +179,14 @@ def libraries(method: Method, recorded: bool) -> int:
 
 
 def _networks(method: Method, train: TrainSettings, bf16: bool) -> int:
-    """Weights and their copies: gradients, momentum, average, in bfloat16, to be put back after a bad batch."""
+    """Weights and their copies: gradients, the optimiser's, average, in bfloat16, to be put back after a bad batch."""
     learning, still = (
         sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad == learns)
         for learns in (True, False)
     )
-    skip = train.bad_batches == "skip"
-    return int(learning * (3 + (train.average > 0) + bf16 / 2 + 2 * skip)) + still * (1 + skip)
+    skip, kept = train.bad_batches == "skip", copies_kept(train)
+    copies = 2 + kept + (train.average > 0) + bf16 / 2 + skip * (1 + kept)
+    return int(learning * copies) + still * (1 + skip)
 
 
 def check_budget(session: Session) -> Budget:

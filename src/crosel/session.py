@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crosel import checkpoint
 from crosel.augment import make_views
 from crosel.averaging import WeightAverage
 from crosel.checkpoint import Checkpoint, prefixed, without_prefix
@@ -30,6 +29,7 @@ from crosel.errors import UserError
 from crosel.memory import inputs_stay_on_host, is_out_of_memory
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
+from crosel.optimiser import make_optimiser, optimiser_state, restore_optimiser
 
 
 @dataclass
@@ -64,21 +64,7 @@ class Session:
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
         """Made when it is first needed: its import alone takes a second, and prediction does without."""
-        t, cuda = self.config.train, self.device.type == "cuda"
-        parameters = [p for p in self.method.parameters() if p.requires_grad]
-        # On a CPU the fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
-        # gradient out like its parameter only where that has no gaps.
-        flat = all(p.is_contiguous() or _channels_last(p) for p in parameters)
-        optimiser = torch.optim.SGD(
-            parameters,
-            # A learning rate on the device can change without a new recording of the step.
-            lr=torch.tensor(t.lr, device=self.device) if cuda else t.lr,
-            momentum=t.momentum, nesterov=t.nesterov, weight_decay=t.weight_decay, fused=cuda or flat,
-        )  # fmt: skip
-        if t.momentum:  # from the start: the fused one fails where some have it and others get their first gradient
-            for p in parameters:
-                optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        return optimiser
+        return make_optimiser(self.method, self.config.train, self.device)
 
     @property
     def records(self) -> bool:
@@ -132,7 +118,7 @@ class Session:
         tensors = {
             **prefixed("method", self.method.state_dict()),
             **prefixed("normalise", self.normalise.state_dict()),
-            **prefixed("momentum", checkpoint.momentum(self.optimiser, self.method)),
+            **optimiser_state(self.optimiser, self.method),
             **prefixed("average", self.average.state_dict() if self.average else {}),
             **prefixed("sums", p.sums if p.step else {}),
             "generator": self.generator.get_state(),
@@ -158,7 +144,7 @@ class Session:
             if saved.state[what] != ours:
                 raise UserError(f"the {what} differ from those this run was started with; nothing was changed")
         self.load_weights(saved.tensors)
-        checkpoint.restore_momentum(self.optimiser, self.method, without_prefix("momentum", saved.tensors))
+        restore_optimiser(self.optimiser, self.method, saved.tensors)
         if saved.state["device"] == self.device.type:
             try:
                 self.generator.set_state(saved.tensors["generator"])
@@ -173,10 +159,6 @@ class Session:
             saved.state["epoch"], saved.state["step"], saved.state["rows"],
             {name: value.to(self.device) for name, value in sums.items()}, saved.state["seconds"],
         )  # fmt: skip
-
-
-def _channels_last(t: Tensor) -> bool:
-    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
 def candidates_digest(data: Dataset) -> str:

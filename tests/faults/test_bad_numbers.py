@@ -107,9 +107,10 @@ def test_a_bad_loss_that_is_read_late_is_of_the_step_that_made_it(monkeypatch: p
     assert [(epoch, step) for epoch, step, _ in shown.seen] == [(1, 1), (1, 2), (1, 3)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str) -> None:
-    session = make_session(name, "train.bad_batches=skip", "train.log_every=1", "train.average=0.9")
+@pytest.mark.parametrize(("name", "optimiser"), [*((name, "sgd") for name in NAMES), ("crosel", "adam")])
+def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str, optimiser: str) -> None:
+    settings = ("train.bad_batches=skip", "train.log_every=1", "train.average=0.9", f"train.optimiser={optimiser}")
+    session = make_session(name, *settings)
     fit(make_session(name, "train.bad_batches=skip"))
     states: list[dict[str, bytes]] = []
 

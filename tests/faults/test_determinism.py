@@ -63,14 +63,17 @@ def test_other_draws_in_the_process_change_nothing() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_restored_momentum_lies_in_memory_as_the_weights_do() -> None:
+@pytest.mark.parametrize(("optimiser", "kept"), [("sgd", ["momentum_buffer"]), ("adam", ["exp_avg", "exp_avg_sq"])])
+def test_restored_momentum_lies_in_memory_as_the_weights_do(optimiser: str, kept: list[str]) -> None:
     """Files hold plain rows, the networks of images are channels-last: a fused optimiser refuses a mixture."""
-    session, resumed = trained("crosel", 1), make_session("crosel", epochs=2)
+    setting = f"train.optimiser={optimiser}"
+    session, resumed = trained("crosel", 1, setting), make_session("crosel", setting, epochs=2)
     tensors, state = session.state()
     resumed.restore(Checkpoint({name: t.detach().contiguous() for name, t in tensors.items()}, state))
     layouts = {
-        name: (p.stride(), resumed.optimiser.state[p]["momentum_buffer"].stride())
+        (name, part): (p.stride(), resumed.optimiser.state[p][part].stride())
         for name, p in resumed.method.named_parameters()
+        for part in kept
     }
     assert [name for name, (weights, momentum) in layouts.items() if weights != momentum] == []
     assert different(bits(session), bits(resumed)) == []

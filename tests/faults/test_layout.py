@@ -3,6 +3,7 @@ memory; and momentum for all of them."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from _sessions import make_session, small_data
 from torch import Tensor, nn
@@ -52,8 +53,9 @@ class Sleeper(nn.Module):
         return self.always(x) + self.later(x) if self.seen > 2 else self.always(x)  # type: ignore[no-any-return]
 
 
-def test_parameters_may_get_their_first_gradient_late() -> None:
-    plain, data = make_session("cc", epochs=1), small_data()
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_parameters_may_get_their_first_gradient_late(optimiser: str) -> None:
+    plain, data = make_session("cc", f"train.optimiser={optimiser}", epochs=1), small_data()
     session = build_session(plain.config, data, plain.device, Sleeper)
     assert session.optimiser.defaults["fused"]
     before = session.method.networks[0].later.weight.detach().clone()

@@ -44,9 +44,13 @@ SOME = ("crosel", "lws", "pico")
 # --- the same bits --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "bf16"), [*((n, "true") for n in NAMES), *((n, "false") for n in SOME)])
-def test_same_seed_same_bits_recorded_or_not(name: str, bf16: str) -> None:
-    first, again, eager = (trained(name, f"train.bf16={bf16}", graphs) for graphs in (RECORDED, RECORDED, EAGER))
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [*((n, f"train.bf16={b}") for b in ("true", "false") for n in (NAMES if b == "true" else SOME)),
+     *((n, "train.optimiser=adam") for n in ("cc", "crosel"))],
+)  # fmt: skip
+def test_same_seed_same_bits_recorded_or_not(name: str, setting: str) -> None:
+    first, again, eager = (trained(name, setting, graphs) for graphs in (RECORDED, RECORDED, EAGER))
     assert_same_bits(first, again)
     assert_same_bits(first, eager)
 

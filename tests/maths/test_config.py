@@ -258,6 +258,7 @@ def test_a_paper_preset_is_the_papers_scheme(name):
 
 
 OWN = {  # network, epochs, batch, learning rate, schedule, milestones in epochs, weight decay
+    "cc": ("auto", 250, 256, 0.001, "constant", None, 1e-3),
     "crdpll": ("wrn-34-10", 200, 64, 0.1, "step", [100, 150], 1e-4),
     "lws": ("auto", 250, 256, 0.05, "step", [50, 100, 150, 200], 1e-3),
     "pico": ("resnet-18", 800, 256, 0.01, "cosine", None, 1e-3),
@@ -276,7 +277,8 @@ def test_a_methods_own_preset_is_its_authors_scheme(method):
     if milestones:
         assert [round(m * epochs) for m in train.milestones] == milestones
         assert train.decay == (0.5 if method == "lws" else 0.1)
-    plain = {"view": "plain"} if method in ("lws", "proden") else {}
+    assert train.optimiser == ("adam" if method == "cc" else "sgd")
+    plain = {"view": "plain"} if method in ("cc", "lws", "proden") else {}
     assert config.method == find_method(method).Settings(**plain)
 
 
@@ -378,6 +380,8 @@ def test_infinite_values_are_refused(item):
 def test_nesterov_needs_momentum():
     with pytest.raises(UserError, match="nesterov needs a momentum above 0"):
         build("train.nesterov=true", "train.momentum=0")
+    with pytest.raises(UserError, match="nesterov belongs to SGD, but optimiser is adam"):
+        build("train.nesterov=true", "train.optimiser=adam")
     assert build("train.nesterov=true").train.nesterov
 
 
