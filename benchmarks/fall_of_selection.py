@@ -1,0 +1,461 @@
+"""Why fewer examples are selected when CroSel's co-mix begins: short runs on 10,000 training images of CIFAR-10.
+
+    python benchmarks/fall_of_selection.py cut --data DIR --cut cut.npz
+    python benchmarks/fall_of_selection.py run --cut cut.npz --arms "as it is;T 0.5" --seeds 0 --out FILE
+    python benchmarks/fall_of_selection.py table --out FILE                   # what docs/study.md tells of
+
+Of the *training* images 10,000 are trained on and 2,000 others are held out; the test images are left alone. One line a
+run in FILE, with what was measured after every epoch; what is there is not run again. Arms with the same warm-up share
+it: it is trained once, and each goes on from its end with settings of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crosel.averaging import refresh_statistics
+from crosel.checkpoint import Checkpoint
+from crosel.compute.casts import Conv2d
+from crosel.config import build_config
+from crosel.data import Dataset, draw_candidates, load
+from crosel.errors import Interrupted
+from crosel.losses import cc_loss, soft_cross_entropy
+from crosel.methods.base import Batch, Stream
+from crosel.methods.crosel import CroSel, comix_targets, mix, mixing_weight, selected_loss
+from crosel.nets import ResidualNetwork
+from crosel.run import environment
+from crosel.session import Session, build_session, resolve
+from crosel.train import fit, predict_chunks
+
+TRAINED, HELD_OUT = 10_000, 2_000
+RULE = "uniform:q=0.3"
+# So small a network is less sure than a large one: with γ = 0.9 nearly nothing would be selected, co-mix or not.
+BASE = ("train.epochs=34", "method.warmup=20", "method.ramp=7", "train.batch_size=64", "method.gamma=0.8")
+
+
+class HalvedNetwork(ResidualNetwork):
+    """Two pre-activation blocks, 32 and 64 wide, behind a stem that halves the image: a sixth of WRN-10-1's time."""
+
+    def __init__(self, classes: int, channels: int) -> None:
+        super().__init__(16, (16, 32, 64), 1, classes, channels)
+        self.stem = Conv2d(channels, 16, 4, stride=2, padding=1, bias=False)
+        nn.init.kaiming_normal_(self.stem.weight, mode="fan_out", nonlinearity="relu")
+        self.blocks = self.blocks[1:]
+
+
+def method_of(session: Session) -> CroSel:
+    assert isinstance(session.method, CroSel)
+    return session.method
+
+
+# --- what is changed ------------------------------------------------------------------------------------------------
+
+
+def true_targets(session: Session) -> None:
+    """Co-mix is told the true label, which no method may know: MixUp and strong views stay, doubt goes."""
+    method = method_of(session)
+    assert session.data.y is not None
+    plain, sets = method._mixed_views, method.candidates
+    truth = torch.nn.functional.one_hot(torch.from_numpy(session.data.y), sets.shape[1]).bool()
+
+    def told(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        method.candidates = truth
+        try:
+            return plain(network, batch, generator)
+        finally:
+            method.candidates = sets
+
+    method._mixed_views = told  # type: ignore[method-assign]
+
+
+def weak_only(session: Session) -> None:
+    """Co-mix sees two weak views instead of a weak and a strong one."""
+    method = method_of(session)
+    streams, plain = method.streams, method._mixed_views
+
+    def with_two_weak() -> dict[str, Stream]:
+        made = streams()
+        return {n: Stream(("weak", "weak#1"), s.pool) if s.views == ("weak", "strong") else s for n, s in made.items()}
+
+    def renamed(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        views = {"weak": batch["weak"], "strong": batch["weak#1"]}
+        return plain(network, Batch(batch.index, views, batch.everyone), generator)
+
+    method.streams, method._mixed_views = with_two_weak, renamed  # type: ignore[method-assign]
+
+
+def without_selected(session: Session) -> None:
+    """Co-mix alone: nobody learns from what is selected."""
+    streams = session.method.streams
+    session.method.streams = lambda: {n: s for n, s in streams().items() if not n.startswith("selected")}  # type: ignore[method-assign]
+
+
+def balanced(session: Session) -> None:
+    """Of what is selected every class is drawn equally often, but no example over ten times as often as without."""
+    method = method_of(session)
+    streams = method.streams
+
+    def evenly() -> dict[str, Stream]:
+        made = streams()
+        for v in range(len(method.networks)):
+            stream = made.get(f"selected_{v}")
+            if stream is not None and stream.pool is not None:
+                labels = method.labels[method.teacher(v)][stream.pool].long()
+                counts = labels.bincount(minlength=method.candidates.shape[1])
+                times = (counts.max() / counts.clamp(min=1)).round().long().clamp(max=10)[labels]
+                made[f"selected_{v}"] = Stream(stream.views, stream.pool.repeat_interleave(times))
+        return made
+
+    method.streams = evenly  # type: ignore[method-assign]
+
+
+def refreshed(session: Session) -> None:
+    """From here on batch norm's statistics are taken anew from plain images before each look at all examples."""
+    train = session.config.train.model_copy(update={"refresh": 4})
+    session.config = session.config.model_copy(update={"train": train})
+
+
+def no_comix(session: Session) -> None:
+    """The warm-up goes on to the end."""
+    method_of(session).warmup = session.config.train.epochs
+
+
+def both(*changes: Callable[[Session], None]) -> Callable[[Session], None]:
+    def change(session: Session) -> None:
+        for one in changes:
+            one(session)
+
+    return change
+
+
+Arm = tuple[tuple[str, ...], Callable[[Session], None] | None]
+ARMS: dict[str, Arm] = {
+    "as it is": ((), None),
+    "warm-up goes on": ((), no_comix),
+    "T 0.5 from the start": (("method.temperature_start=0.5",), None),
+    "λ_cr from 0": (("method.lambda_cr_start=0",), None),
+    "λ_cr from 0.25": (("method.lambda_cr_start=0.25",), None),
+    "λ_cr 1": (("method.lambda_cr=1",), None),
+    "λ_cr 4 from the start": (("method.lambda_cr_start=4",), None),
+    "α 0.25": (("method.alpha=0.25",), None),
+    "no MixUp": (("method.alpha=0.001",), None),  # the larger share is 1 but for one step in a thousand
+    "two weak views": ((), weak_only),
+    "two weak views, no MixUp": (("method.alpha=0.001",), weak_only),
+    "true targets": ((), true_targets),
+    "co-mix alone": ((), without_selected),
+    "co-mix alone, T 0.5": (("method.temperature_start=0.5",), without_selected),
+    "co-mix alone, T 0.25": (("method.temperature_start=0.25", "method.temperature=0.25"), without_selected),
+    "co-mix alone, α 0.25": (("method.alpha=0.25",), without_selected),
+    "co-mix alone, no MixUp": (("method.alpha=0.001",), without_selected),
+    "co-mix alone, two weak views": ((), both(without_selected, weak_only)),
+    "co-mix alone, two weak views, no MixUp": (("method.alpha=0.001",), both(without_selected, weak_only)),
+    "co-mix alone, true targets": ((), both(without_selected, true_targets)),
+    "classes of the selected balanced": ((), balanced),
+    "one λ a pair": (("method.mix_per_pair=true",), None),
+    "refreshed statistics": ((), refreshed),
+    "selected, strong view": (("method.selected_view=strong",), None),
+    "warm-up, strong view": (("method.warmup_view=strong",), None),
+    "longer warm-up": (("train.epochs=38", "method.warmup=26"), None),
+    "γ from 0.7": (("method.gamma_start=0.7",), None),
+    "T 0.5, λ_cr from 0": (("method.temperature_start=0.5", "method.lambda_cr_start=0"), None),
+    "T 0.5, α 0.25": (("method.temperature_start=0.5", "method.alpha=0.25"), None),
+    "T 0.5, warm-up, strong view": (("method.temperature_start=0.5", "method.warmup_view=strong"), None),
+}
+
+
+# --- what is watched ------------------------------------------------------------------------------------------------
+
+
+def sureness(p: Tensor) -> dict[str, float]:
+    """Of probabilities [n, k]: mean of the largest, share of these over 0.9, mean entropy."""
+    top = p.amax(1)
+    seen = {"top": top, "over_0.9": (top > 0.9).float(), "entropy": torch.special.entr(p).sum(1)}
+    return {name: round(value.mean().item(), 4) for name, value in seen.items()}
+
+
+def calibration(logits: Tensor, y: Tensor) -> dict[str, float]:
+    """Accuracy, mean largest probability, and expected calibration error in 15 bins."""
+    top, said = torch.softmax(logits, 1).max(1)
+    right = (said == y).float()
+    bins = (top * 15).long().clamp(max=14)
+    gap = sum(abs((right - top)[bins == b].sum().item()) for b in range(15)) / len(y)
+    return {"accuracy": round(right.mean().item(), 4), "top": round(top.mean().item(), 4), "ece": round(gap, 4)}
+
+
+def criteria(method: CroSel) -> dict[str, float]:
+    """Shares of the examples (mean of the networks) that meet each criterion, and that this one alone keeps out."""
+    shares: dict[str, list[float]] = {}
+    for bank in method.banks:
+        meets = {c: bank.select(method.candidates, method.gamma_used, (c,)).mask for c in (1, 2, 3)}
+        for c, mask in meets.items():
+            others = torch.stack([m for d, m in meets.items() if d != c]).all(0)
+            shares.setdefault(f"meets_{c}", []).append(mask.float().mean().item())
+            shares.setdefault(f"only_{c}_rejects", []).append((others & ~mask).float().mean().item())
+        shares.setdefault("confidence", []).append(bank.confidence[-1].mean().item())
+    return {name: round(sum(values) / len(values), 4) for name, values in shares.items()}
+
+
+def some_views(session: Session, generator: torch.Generator, of: Tensor | None = None) -> list[Batch]:
+    """1,024 training examples in batches of 64, always the same ones; or as many of those given, cycled through."""
+    pool = torch.arange(session.data.n) if of is None else of.nonzero().squeeze(1)
+    index = pool.repeat(-(-1024 // len(pool)))
+    index = index[torch.randperm(len(index), generator=generator)[:1024]]
+    streams = {"all": Stream(("plain", "weak", "strong"))}
+    return [session.train.batches({"all": rows}, streams, generator)["all"] for rows in torch.split(index, 64)]
+
+
+@torch.no_grad()
+def views(session: Session) -> dict[str, Any]:
+    """How sure network 1 is of plain, weak and strong views in evaluation mode; of plain ones also with batch norm's
+    statistics taken anew from images of one kind alone; what co-mix's targets look like before and after mixing."""
+    method, data = method_of(session), session.data
+    network = method.networks[0]
+    assert data.y is not None
+    generator = torch.Generator().manual_seed(5)
+    batches, kept = some_views(session, generator), copy.deepcopy(network.state_dict())
+    truth = torch.from_numpy(data.y)[torch.cat([b.index for b in batches])]
+
+    def sure_of(view: str) -> dict[str, float]:
+        network.eval()
+        p = torch.cat([torch.softmax(network(b[view]), 1) for b in batches])
+        return sureness(p) | {"accuracy": round((p.argmax(1) == truth).float().mean().item(), 4)}
+
+    seen: dict[str, Any] = {view: sure_of(view) for view in ("plain", "weak", "strong")}
+    network.train()
+    targets: dict[str, list[Tensor]] = {"weak": [], "strong": [], "mixed": []}
+    kinds: dict[str, list[Tensor]] = {view: [b[view] for b in batches] for view in ("plain", "weak", "strong")}
+    kinds["mixed"] = []
+    for b in batches:
+        x, sets = torch.cat([b["weak"], b["strong"]]), method.candidates[b.index]
+        of_weak, of_strong = network(x).chunk(2)
+        both = torch.cat([comix_targets(f, sets, method.temperature) for f in (of_strong, of_weak)])
+        weight = mixing_weight(method.settings.alpha, 1, generator)
+        partner = torch.randperm(len(both), generator=generator)
+        kinds["mixed"].append(mix(x, partner, weight))
+        parts = {"strong": both[: len(b.index)], "weak": both[len(b.index) :], "mixed": mix(both, partner, weight)}
+        for name, p in parts.items():
+            targets[name].append(p)
+    if bool(method.selected[1].any()):
+        kinds["selected"] = [b["weak"] for b in some_views(session, generator, method.selected[1])]
+    for kind, images in kinds.items():
+        network.load_state_dict(kept)
+        refresh_statistics(network, images, network)
+        seen[f"plain, statistics of {kind} images"] = sure_of("plain")
+    network.load_state_dict(kept)
+    return seen | {f"targets, {name}": sureness(torch.cat(rows)) for name, rows in targets.items()}
+
+
+def pressure(session: Session) -> dict[str, dict[str, float]]:
+    """What each loss does to network 1, to first order: the norm of its gradient g, and how fast a step along -g
+    changes the mean largest probability of plain images, in evaluation mode."""
+    method = method_of(session)
+    network = method.networks[0]
+    generator = torch.Generator().manual_seed(5)
+    batches, kept = some_views(session, generator), copy.deepcopy(network.state_dict())
+    weights = list(network.parameters())
+
+    def gradient(loss: Callable[[Batch], Tensor], training: bool) -> list[Tensor]:
+        network.train(training)
+        total = [torch.zeros_like(w) for w in weights]
+        for batch in batches:
+            for t, g in zip(total, torch.autograd.grad(loss(batch), weights), strict=True):
+                t += g / len(batches)
+        network.load_state_dict(kept)
+        return total
+
+    def comix(first: str, second: str, temperature: float, alpha: float | None) -> Callable[[Batch], Tensor]:
+        def loss(b: Batch) -> Tensor:
+            x, sets = torch.cat([b[first], b[second]]), method.candidates[b.index]
+            with torch.no_grad():
+                of_first, of_second = network(x).chunk(2)
+                p = torch.cat([comix_targets(f, sets, temperature) for f in (of_second, of_first)])
+            if alpha is not None:
+                weight = mixing_weight(alpha, 1, generator)
+                partner = torch.randperm(len(x), generator=generator)
+                x, p = mix(x, partner, weight), mix(p, partner, weight)
+            return soft_cross_entropy(network(x), p)
+
+        return loss
+
+    def selected(b: Batch) -> Tensor:
+        chosen = method.selected[1][b.index]
+        return selected_loss(network(b["weak"])[chosen], method.labels[1][b.index][chosen].long())
+
+    terms: dict[str, Callable[[Batch], Tensor]] = {
+        "CC, weak": lambda b: cc_loss(network(b["weak"]), method.candidates[b.index]),
+        "CC, strong": lambda b: cc_loss(network(b["strong"]), method.candidates[b.index]),
+        "co-mix, T 1, weak and weak, no MixUp": comix("weak", "weak", 1.0, None),
+        "co-mix, T 1, no MixUp": comix("weak", "strong", 1.0, None),
+        "co-mix, T 1, weak and weak": comix("weak", "weak", 1.0, 0.75),
+        "co-mix, T 1": comix("weak", "strong", 1.0, 0.75),
+        "co-mix, T 0.5, no MixUp": comix("weak", "strong", 0.5, None),
+        "co-mix, T 0.5": comix("weak", "strong", 0.5, 0.75),
+        "selected": selected,
+    }
+    rise = gradient(lambda b: torch.softmax(network(b["plain"]), 1).amax(1).mean(), False)
+    out = {}
+    for name, loss in terms.items():
+        g = gradient(loss, True)
+        norm = sum((part**2).sum() for part in g) ** 0.5
+        slope = -sum((a * b).sum() for a, b in zip(g, rise, strict=True))
+        out[name] = {"norm": round(float(norm), 4), "slope": round(float(slope), 4)}
+    return out
+
+
+class Watch:
+    def __init__(self, looks: Sequence[int]) -> None:
+        self.looks = looks  # epochs after which networks are looked into, too
+        self.epochs: list[dict[str, Any]] = []
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None: ...
+    def on_state(self, session: Session) -> None: ...
+
+    def on_epoch(self, session: Session, row: dict[str, Any]) -> None:
+        method, data = method_of(session), session.data
+        assert data.x_test is not None
+        assert data.y_test is not None
+        logits = torch.cat([out[0] for _, out in predict_chunks(session, data.x_test)], dim=0)
+        names = ("epoch", "selection_ratio", "oracle_selection_accuracy", "test_accuracy", "covering_rate", "lambda_d",
+                 "loss_selected", "loss_comix")  # fmt: skip
+        line = {n: round(row[n], 4) for n in names if n in row}
+        line["held_out_accuracy"] = line.pop("test_accuracy")
+        line["seconds"] = round(row["seconds"], 1)
+        chosen = method.labels[0][method.selected[0]].long()
+        line["selected_by_class"] = chosen.bincount(minlength=method.candidates.shape[1]).tolist()
+        line |= criteria(method) | {"held_out_of_network_1": calibration(logits, torch.from_numpy(data.y_test))}
+        if row["epoch"] in self.looks:
+            line["views"] = views(session)
+            if row["epoch"] >= 3 and bool(method.selected[1].any()):
+                line["pressure"] = pressure(session)
+            method.eval()
+        self.epochs.append(line)
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+Ended = tuple[dict[str, Tensor], dict[str, Any], list[dict[str, Any]]]  # tensors, state, what was watched
+
+
+def begin(settings: tuple[str, ...], seed: int, data: Dataset) -> Session:
+    values = {"source": "cut.npz", "seed": seed, "candidates": RULE}
+    config = build_config(preset="fast/cifar10-crosel", settings=[*BASE, *settings], values=values)
+    return build_session(
+        resolve(config, data), data, torch.device("cpu"), make_network=lambda: HalvedNetwork(len(data.classes), 3)
+    )
+
+
+def warm_up(session: Session, looks: Sequence[int]) -> Ended:
+    watch, last = Watch(looks), method_of(session).warmup
+    with suppress(Interrupted):
+        fit(session, (watch,), stop_requested=lambda: session.progress.epoch == last)
+    return *session.state(), watch.epochs
+
+
+def decides_warm_up(setting: str) -> bool:
+    return setting.startswith(("train.", "method.warmup"))
+
+
+def run(arm: str, seed: int, data: Dataset, kept: Path, stop_after: int | None) -> dict[str, Any]:
+    settings, change = ARMS[arm]
+    started, drawn = time.perf_counter(), draw_candidates(data, RULE, seed)
+    session = begin(settings, seed, drawn)
+    first = method_of(session).warmup
+    looks = [first, first + 1, first + 3, session.config.train.epochs]
+    file = kept / ("-".join([f"seed{seed}", *filter(decides_warm_up, settings)]) + ".pt")
+    if not file.is_file():
+        torch.save(warm_up(begin(settings, seed, drawn), looks), file)
+    tensors, state, epochs = torch.load(file)
+    session.restore(Checkpoint(tensors, state))
+    if change:
+        change(session)
+    watch = Watch(looks)
+    with suppress(Interrupted):
+        fit(session, (watch,), stop_requested=lambda: session.progress.epoch - first == stop_after)
+    known = environment(["python", *sys.argv])
+    return {
+        "arm": arm, "seed": seed, "finished": session.progress.epoch == session.config.train.epochs,
+        "settings": [*BASE, *settings], "candidates": RULE, "warm_up": first, "epochs": epochs + watch.epochs,
+        "seconds": round(time.perf_counter() - started, 1),
+        **{name: known.get(name) for name in ("commit", "started", "python", "torch")},
+    }  # fmt: skip
+
+
+def cut(folder: Path, out: Path) -> None:
+    data = load("cifar10", folder)
+    assert data.y is not None
+    order = np.random.default_rng(0).permutation(data.n)
+    rest, held = order[:TRAINED], order[TRAINED : TRAINED + HELD_OUT]
+    x = data.x.transpose(0, 2, 3, 1) if data.x.shape[1] == 3 else data.x
+    np.savez(out, x=x[rest], y=data.y[rest], x_test=x[held], y_test=data.y[held])
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.1f} %"
+
+    lines = [
+        "| arm | seed | S-ratio when warm-up ends, after 1, 2, 3, 4 epochs of co-mix | mean largest probability "
+        "| held-out accuracy | last epoch: held-out accuracy, S-ratio, S-acc |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        first, last = row["epochs"][row["warm_up"] - 1 :][:5], row["epochs"][-1]
+        ends = ("held_out_accuracy", "selection_ratio", "oracle_selection_accuracy")
+        cells = [
+            row["arm"], str(row["seed"]), ", ".join(share(e["selection_ratio"]) for e in first),
+            ", ".join(f"{e['confidence']:.2f}" for e in first), ", ".join(share(e["held_out_accuracy"]) for e in first),
+            ", ".join(share(last.get(name)) for name in ends) if row["finished"] else "",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cut", "run", "table"))
+    parser.add_argument("--data", type=Path, help="folder of the published files")
+    parser.add_argument("--cut", type=Path, default=Path("cut.npz"))
+    parser.add_argument("--kept", type=Path, default=Path(), help="folder where warm-ups are kept for other arms")
+    parser.add_argument("--arms", default="as it is")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--stop-after", type=int, help="epochs of co-mix to see, of those that are planned")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.what == "cut":
+        cut(given.data, given.cut)
+        return
+    if given.what == "table":
+        print(table(read(given.out)))
+        return
+    torch.set_num_threads(1)
+    data = load(str(given.cut))
+    for seed in map(int, given.seeds.split(",")):
+        for arm in given.arms.split(";"):
+            if any((row["arm"], row["seed"]) == (arm, seed) for row in read(given.out)):
+                continue
+            row = run(arm, seed, data, given.kept, given.stop_after)
+            with given.out.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+            print(table([row]).splitlines()[-1], row["seconds"], flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
