@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import save
+from record import end_with, save
 
 from crosel.bank import MemoryBank
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
-from crosel.session import build_session, resolve
+from crosel.session import build_session, pick_device, resolve
 from crosel.train import fit
 
 IMAGENET, CLASSES, CHUNK = 1_281_167, 1000, 8192
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--n", type=int, default=IMAGENET)
     options = parser.parse_args()
-    device = torch.device(options.device)
+    device = pick_device(options.device)
     result: dict[str, Any] = {"bank": bank(device, options.n)}
     print(result["bank"])
     result["epochs"] = [{"n": n, "seconds": epoch_seconds(device, n)} for n in (10_000, 20_000, 40_000, 80_000)]
@@ -88,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -9,6 +9,7 @@ says when it may leave the set.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -32,6 +33,7 @@ SETTINGS = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     digits = load_digits()
     images, truth = (digits.images * 15).astype("uint8"), digits.target
     model = LogisticRegression(max_iter=200).fit(digits.data[1500:1600] / 16, truth[1500:1600])

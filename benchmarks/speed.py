@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import save
+from record import end_with, save
 from torch.utils.flop_counter import FlopCounterMode
 
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import make_dataset
-from crosel.session import Session, build_session, resolve
+from crosel.errors import UserError
+from crosel.session import Session, build_session, pick_device, resolve
 from crosel.stepper import Stepper
 from crosel.train import finish_epoch
 
@@ -209,17 +210,18 @@ def main() -> None:
     parser.add_argument("--no-epoch", help="time no whole epoch of cases that hold this text")
     parser.add_argument("--images", type=int, default=50_000, help="random images, without --data")
     options = parser.parse_args()
-    device = torch.device(options.device)
+    cases = [case for case in CASES if not options.only or options.only in " ".join(map(str, case[:3]))]
+    if not cases:
+        raise UserError(f"--only {options.only}: no case holds this text; they are named as '{CASES[0][0]} 64 crosel'")
+    device = pick_device(options.device)
     data, ceiling = images(options.data, options.images), matrix_rate(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores"
     result: dict[str, Any] = {
         "device": name, "data": "cifar10" if options.data else "random", "matrix_tflops": ceiling, "cases": [],
     }  # fmt: skip
     print(f"{name}: {ceiling:.0f} TFLOP/s in a matrix product")
-    for case in CASES:
+    for case in cases:
         name = " ".join(map(str, case[:3]))
-        if options.only and options.only not in name:
-            continue
         if options.no_epoch and options.no_epoch in name:
             case = (*case[:3], False)
         both = not (options.no_plain and options.no_plain in name)
@@ -229,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -15,11 +15,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from record import save
+from record import end_with, save
 from speed import FAST, Steps, images, open_session, seconds
 
 from crosel.compute.lanes import Lanes
 from crosel.data import Dataset
+from crosel.session import pick_device
 
 TURNS, STEPS = 7, 20
 FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the word says what is off
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["wrn-28-2", "wrn-34-10"])
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     options = parser.parse_args()
-    device = torch.device(options.device)
+    device = pick_device(options.device)
     result: dict[str, dict[str, Any]] = {}
     data = images(options.data, 5000)
     for network in options.networks:
@@ -81,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

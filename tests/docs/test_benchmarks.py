@@ -1,0 +1,55 @@
+"""The benchmarks' own command lines: help, and faults of their users. What they measure is their own business."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _blocks import ROOT
+
+BENCHMARKS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if path.name != "record.py")
+ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "benchmarks" / name, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
+    result = run(name, "--help")
+    assert result.returncode == 0, result.stderr
+    assert "usage:" in result.stdout
+    assert len(result.stdout.splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("speed.py", "--device", "cuda", "--out", "x.json"), "speed.py: device 'cuda' was asked for, but"),
+        (("speed.py", "--device", "cpu", "--only", "zzz", "--out", "x.json"), "speed.py: --only zzz: no case holds"),
+        (("speed.py", "--device", "cpu", "--data", "gone", "--out", "x.json"), "speed.py: gone/cifar-10-batches-py is"),
+        (("variants.py", "--out", "x.json"), "variants.py: device 'cuda' was asked for, but"),
+        (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda' was asked for, but"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith(message)
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_record_makes_the_folder_it_goes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written when all the work is done."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    importlib.import_module("record").save({"answer": 42}, tmp_path / "new" / "folder" / "record.json")
+    record = json.loads((tmp_path / "new" / "folder" / "record.json").read_text(encoding="utf-8"))
+    assert record["answer"] == 42
+    assert "commit" in record
