@@ -59,7 +59,9 @@ def demo(
 
 @app.command()
 def train(
-    source: Annotated[str | None, typer.Argument(help="digits, cifar10, cifar100, svhn, a file or a folder")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="method to train by; `crosel info` lists them")] = None,
     preset: Annotated[str | None, typer.Option(help="settings that come with crosel, such as demo/digits")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,
@@ -88,7 +90,7 @@ def train(
 
     values: dict[str, Any] = {
         "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
-        "method": {"name": method} if method else None,
+        "method": {"name": method} if method is not None else None,
     }  # fmt: skip
 
     def build() -> RunConfig:
@@ -197,7 +199,7 @@ def labels(
 
 @app.command()
 def candidates(
-    source: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, svhn, a file or a folder")],
+    source: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")],
     out: Annotated[Path, typer.Option(help="npz file to write")],
     rule: Annotated[str | None, typer.Option(help="rule that makes sets, such as votes:min=2 or uniform:q=0.3")] = None,
     seed: Annotated[int, typer.Option(min=0, help="decides what a rule draws")] = 0,

@@ -15,7 +15,7 @@ from crosel.augment import AugmentSettings
 from crosel.data.limits import one_line
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
-from crosel.methods.base import MethodSettings, find_method, method_settings, stages
+from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nets import NetworkSettings
 
 _MAX_YAML = 1 << 20  # bytes in a file of settings
@@ -230,12 +230,12 @@ def build_config(
     """Merge `base` (a whole tree of settings), preset, file, flags (`values`) and `--set` items, each over the one
     before, and check the result."""
     tree: dict[str, Any] = dict(base) if base else {"method": {"name": "crosel"}}
-    planned = read_preset(preset) if preset else {}
+    planned = read_preset(preset) if preset is not None else {}
     flags = {key: value for key, value in (values or {}).items() if value is not None}
     given = [read_yaml(file) if file else {}, flags, _parse_set(settings)]
     for layer in (planned, *given):
         tree = _merge(tree, layer)
-    return check_config(_with_room(tree, planned, given) if preset else tree)
+    return check_config(_with_room(tree, planned, given) if preset is not None else tree)
 
 
 def _with_room(tree: dict[str, Any], planned: Mapping[str, Any], given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -268,6 +268,9 @@ def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
         checked = method_settings(method)
     except ValidationError as error:
         raise UserError(place + _explain(error, ["method"], tree)) from None
+    except UserError as error:  # the method itself
+        remedy = "; if it comes from another package, install that" if place else ""
+        raise UserError(f"{place}{error}{remedy}") from None
     try:
         return RunConfig.model_validate({**tree, "method": checked})
     except ValidationError as error:
@@ -280,14 +283,22 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     path = [*prefix, *(str(part) for part in first["loc"])]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
-        section = "".join(f"{part}." for part in path[:-1])
-        return f"unknown setting '{name}'{did_you_mean(name, [section + n for n in _known_names(path[:-1], tree)])}"
+        if prefix == ["method"] and len(path) == 2 and (owners := _methods_with(path[1])):
+            return f"unknown setting '{name}' of method '{tree['method']['name']}'; it belongs to {', '.join(owners)}"
+        known, section = _known_names(path[:-1], tree), "".join(f"{part}." for part in path[:-1])
+        if did_you_mean(path[-1], known):  # without the section, which would make all of them alike
+            return f"unknown setting '{name}'{did_you_mean(name, [section + n for n in known])}"
+        return f"unknown setting '{name}'" + (f"; there are {', '.join(section + n for n in known)}" if known else "")
     if first["type"] == "missing":
         return f"setting '{name}' is missing"
     given = first.get("input")
     shown = f" (given: {_short(given)})" if isinstance(given, str | int | float | bool | list | tuple) else ""
     message = first["msg"].removeprefix("Value error, ")
     return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
+
+
+def _methods_with(setting: str) -> list[str]:
+    return [name for name, method in methods().items() if setting in method.Settings.model_fields]
 
 
 def _short(value: object, limit: int = 200) -> str:

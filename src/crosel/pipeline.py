@@ -136,6 +136,8 @@ def _open(
         check_batch(session)
         check_budget(session)
         folder.create(config, data, command_line(), corrected=sorted(known))
+        for line in config.method.remarks(config.train.epochs):
+            console.say(line)
         return session
     if corrections:
         raise UserError(f"{folder.path} was begun with its own labels; to use corrections, choose another --out")

@@ -84,6 +84,8 @@ def test_batches_of_one_where_batch_norm_has_a_single_value(
 
 FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "digits", "--method", "crosl"): ("unknown method 'crosl' (did you mean 'crosel'?)",),
+    ("train", "digits", "--method", ""): ("unknown method ''; there are cc",),  # $METHOD that is not set
+    ("train", "digits", "--preset", ""): ("unknown preset ''; there are demo/digits",),
     ("train", "digits", "--preset", "demo/digit"): ("unknown preset 'demo/digit' (did you mean 'demo/digits'?)",),
     ("train", "digits", "--candidates", "unifrm:q=0.3"): (
         "unknown candidate rule 'unifrm' (did you mean 'uniform'?)",

@@ -9,6 +9,7 @@ import pickle
 import pickletools
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -332,6 +333,15 @@ def test_wrong_data_is_said_in_one_line(x: Any, candidates: Any, message: str) -
     with pytest.raises(UserError, match=message) as caught:
         small(epochs=1).fit(x, candidates)
     assert "\n" not in str(caught.value)
+
+
+def test_a_stage_that_never_ends_is_warned_of() -> None:
+    x, sets = np.eye(4), np.ones((4, 2), dtype=bool)
+    with pytest.warns(UserWarning, match=r"method.warm_up=20 with train.epochs=1: pop never gets beyond that stage"):
+        PartialLabelClassifier("pop", epochs=1).fit(x, sets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PartialLabelClassifier("pop", epochs=1, method_settings={"warm_up": 0}).fit(x, sets)
 
 
 @pytest.mark.parametrize(

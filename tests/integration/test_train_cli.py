@@ -231,6 +231,15 @@ def test_fewer_examples_than_a_batch(tmp_path: Path, crosel_cli: CroselCli, meth
     assert len(read_labels_csv(tmp_path / "run/labels.csv")) == n
 
 
+def test_a_stage_that_the_run_is_too_short_for_is_told_of_once(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    np.savez(tmp_path / "few.npz", **small_arrays(8, images=False))
+    short = ("train", tmp_path / "few.npz", "--set", "train.epochs=2", "--out", tmp_path / "run", "--method")
+    result = crosel_cli(*short, "pico", "--set", "method.proto_start=2")
+    assert result.code == 0
+    assert "method.proto_start=2 with train.epochs=2: pico never gets beyond that stage" in result.err
+    assert "never gets beyond" not in crosel_cli("eval", tmp_path / "run").err
+
+
 def test_names_of_classes_and_examples_come_back(tmp_path: Path, crosel_cli: CroselCli) -> None:
     data = small_arrays(20, images=False)
     names = [f"digit {k}, “{k}”" for k in range(10)]  # commas, quotes and other alphabets survive csv and json

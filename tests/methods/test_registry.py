@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+from crosel.commands.info import info_lines
 from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, soft_cross_entropy
 from crosel.methods import base
 from crosel.methods.base import Losses, Method, MethodSettings, Problem, find_method, methods, register
 from crosel.pipeline import train_run
+from crosel.run import RunFolder
 
 OUTSIDE = """
 from typing import Literal
@@ -44,6 +46,8 @@ def _clean_registry() -> Iterator[None]:
     yield
     base._METHODS.clear()
     base._METHODS.update(before)
+    base._FAULTY.clear()
+    sys.modules.pop("outsider_pkg", None)
 
 
 def train_with(name: str, out: Path) -> dict[str, float]:
@@ -72,17 +76,49 @@ def test_a_method_in_a_few_lines(tmp_path: Path) -> None:
     assert train_with("average", tmp_path / "run")["test_accuracy"] > 0.3
 
 
-def test_a_method_from_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site"
-    info = package / "outsider-1.0.dist-info"
+def install(entry: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a method in it, as an installer would leave it."""
+    info = site / "outsider-1.0.dist-info"
     info.mkdir(parents=True)
-    (package / "outsider_pkg.py").write_text(OUTSIDE)
+    (site / "outsider_pkg.py").write_text(OUTSIDE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[crosel.methods]\noutsider = outsider_pkg:Outsider\n")
-    monkeypatch.setattr(sys, "path", [str(package), *sys.path])
+    (info / "entry_points.txt").write_text(f"[crosel.methods]\n{entry}\n")
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     importlib.invalidate_caches()
+
+
+def test_a_method_from_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("outsider = outsider_pkg:Outsider", tmp_path / "site", monkeypatch)
     assert "outsider" in methods()
     assert train_with("outsider", tmp_path / "run")["test_accuracy"] > 0.3
+    # A run of it, looked at where the package is not installed: the place and the remedy.
+    monkeypatch.undo()
+    base._METHODS.pop("outsider")
+    with pytest.raises(UserError, match=r"run/checkpoints: unknown method 'outsider'; .* from another package"):
+        RunFolder(tmp_path / "run").read_config()
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("outsider = outsider_pkg.nothing:Outsider", "ModuleNotFoundError: No module named"),
+        ("outsider = outsider_pkg:Nobody", "AttributeError: .*has no attribute 'Nobody'"),
+        ("outsider = outsider_pkg:cc_loss", "ValueError: the class must have the entry point's name"),
+        ("other = outsider_pkg:Outsider", "ValueError: the class must have the entry point's name, name = 'other'"),
+    ],
+)
+def test_a_package_with_a_fault_concerns_only_those_who_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, why: str
+) -> None:
+    install(entry, tmp_path / "site", monkeypatch)
+    name = entry.split()[0]
+    assert name not in methods()
+    assert find_method("cc").name == "cc"
+    with pytest.raises(
+        UserError, match=rf"^method '{name}': outsider_pkg\S* of the package outsider cannot be .*{why}"
+    ):
+        find_method(name)
+    assert any(name in line and "cannot be used" in line for line in info_lines())
 
 
 def test_the_loop_the_views_the_checkpoint_and_the_report_know_no_method() -> None:
@@ -122,3 +158,31 @@ def test_a_method_without_a_loss_cannot_be_built() -> None:
 def test_an_unknown_method_is_named_with_its_neighbour() -> None:
     with pytest.raises(UserError, match=r"unknown method 'prodn' \(did you mean 'proden'\?\)"):
         find_method("prodn")
+
+
+def settings_of(name: str, **values: object) -> MethodSettings:
+    return find_method(name).Settings.model_validate({"name": name, **values})
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "remarks"),
+    [
+        (settings_of("pop"), 20, ["method.warm_up=20 with train.epochs=20: pop never gets beyond that stage"]),
+        (settings_of("pop"), 21, []),
+        (settings_of("pico", proto_start=3), 3, ["method.proto_start=3 with train.epochs=3: pico never gets"]),
+        (settings_of("pico"), 2, []),
+        (settings_of("cc"), 1, []),
+        (settings_of("crosel"), 1, []),
+        (settings_of("crosel", gamma_start=0.5), 9, ["method.gamma_start has no effect without method.ramp"]),
+        (settings_of("crosel", ramp=2), 9, ["method.ramp=2 has no effect without a value to start from"]),
+        (settings_of("crosel", ramp=2, lambda_cr_start=1), 9, []),
+        (settings_of("crosel", outside_gamma=0.5), 9, ["method.outside_gamma has no effect with method.outside=keep"]),
+        (settings_of("crosel", outside_gamma=0.5, outside="drop"), 9, []),
+    ],
+)
+def test_settings_that_do_nothing_in_this_run_are_remarked_on(
+    settings: MethodSettings, epochs: int, remarks: list[str]
+) -> None:
+    found = settings.remarks(epochs)
+    assert len(found) == len(remarks)
+    assert all(line.startswith(start) for line, start in zip(found, remarks, strict=True))

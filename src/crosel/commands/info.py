@@ -10,6 +10,7 @@ import torch
 import crosel
 from crosel.config import presets
 from crosel.methods import methods
+from crosel.methods.base import faulty_methods
 
 _NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
 _OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
@@ -35,4 +36,5 @@ def info_lines() -> list[str]:
     else:
         lines.append(f"no CUDA device; {torch.get_num_threads()} CPU threads")
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
+    lines += [f"  {name:<8} {why}" for name, why in faulty_methods().items()]
     return [*lines, "", "presets:", *(f"  {name}" for name in presets())]

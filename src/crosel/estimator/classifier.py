@@ -8,6 +8,7 @@ Training is the package's one loop; this file only brings inputs into its form a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,6 +160,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 trust_code=True,  # whoever names code in a Python program could as well have called it
             )
         check_batch(session)
+        for line in config.method.remarks(config.train.epochs):
+            warnings.warn(line, stacklevel=2)
         console = self._console()
         try:
             check_budget(session)

@@ -28,7 +28,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
 import torch
@@ -46,6 +46,15 @@ class MethodSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str
+
+    def remarks(self, epochs: int) -> list[str]:
+        """What is allowed, but will not do what its name says in a run of so many epochs: lines for the user."""
+        return [
+            f"method.{name}={length} with train.epochs={epochs}: {self.name} never gets beyond that stage; raise the "
+            f"epochs or lower method.{name}"
+            for name in stages(type(self))
+            if isinstance(length := getattr(self, name), int) and length >= epochs
+        ]
 
 
 # json_schema_extra of a setting that says how many epochs a stage at the beginning of a run takes, such as a warm-up.
@@ -205,6 +214,7 @@ class Method(nn.Module, ABC):
 # --- the registry -------------------------------------------------------------------------------------------------
 
 _METHODS: dict[str, type[Method]] = {}
+_FAULTY: dict[str, str] = {}  # methods of other packages that cannot be used, and why
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -223,13 +233,34 @@ def methods() -> dict[str, type[Method]]:
     import crosel.methods  # noqa: F401  (its import registers our own)
 
     for entry in entry_points(group="crosel.methods"):
-        if entry.name not in _METHODS:
-            register(entry.load())
+        if entry.name not in _METHODS and entry.name not in _FAULTY:
+            _take(entry)
     return dict(sorted(_METHODS.items()))
+
+
+def _take(entry: EntryPoint) -> None:
+    """Register a method of an installed package. What is wrong with it concerns those alone who ask for it."""
+    try:
+        found = entry.load()
+        if getattr(found, "name", None) != entry.name:
+            raise ValueError(f"the class must have the entry point's name, name = '{entry.name}'")
+        register(found)
+    except Exception as error:  # whatever its import may raise
+        package = entry.dist.name if entry.dist else entry.module
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        _FAULTY[entry.name] = f"{entry.value} of the package {package} cannot be used ({why})"
+
+
+def faulty_methods() -> dict[str, str]:
+    """Methods that installed packages name but that cannot be used, with the reason."""
+    methods()
+    return dict(sorted(_FAULTY.items()))
 
 
 def find_method(name: str) -> type[Method]:
     known = methods()
+    if name in _FAULTY:
+        raise UserError(f"method '{name}': {_FAULTY[name]}; mend or remove that package")
     if name not in known:
         raise UserError(f"unknown method '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
     return known[name]

@@ -165,6 +165,22 @@ class CroSelSettings(MethodSettings):
     )
     outside_gamma: float | None = Field(None, ge=0, le=1, description="confidence that `outside` asks for; default γ")
 
+    def remarks(self, epochs: int) -> list[str]:
+        starts = {"temperature_start", "lambda_cr_start", "gamma_start"}
+        given = sorted(name for name in starts if getattr(self, name) is not None)
+        lines = super().remarks(epochs)
+        if given and not self.ramp:
+            lines.append(
+                f"method.{given[0]} has no effect without method.ramp, the epochs in which it moves to its end"
+            )
+        if self.ramp and not given:
+            lines.append(
+                f"method.ramp={self.ramp} has no effect without a value to start from ({', '.join(sorted(starts))})"
+            )
+        if self.outside_gamma is not None and self.outside == "keep":
+            lines.append("method.outside_gamma has no effect with method.outside=keep")
+        return lines
+
 
 @register
 class CroSel(Method):
