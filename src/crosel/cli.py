@@ -164,7 +164,8 @@ def labels(
     run: Annotated[Path, typer.Argument(help="run folder")],
     out: Annotated[Path, typer.Option(help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) to write")],
     outside_gamma: Annotated[
-        float | None, typer.Option(help="confidence that the flag `outside` asks for; default: the run's own")
+        float | None,
+        typer.Option(help="confidence that the flag `outside` asks for, at most γ; default: the run's own"),
     ] = None,
     only_outside: Annotated[
         bool, typer.Option("--only-outside", help="only labels that the sets seem to miss, for train --corrections")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from crosel.methods import find_method
 
@@ -69,3 +70,25 @@ def test_functions_at_the_head_of_the_module_are_there(method: str) -> None:
         names = [f"bank.{name}" if name.startswith(("label_is", "confidence_is")) else name for name in names]
     assert names
     assert all(found(name, method) for name in names)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_page_has_every_setting_with_its_default(method: str) -> None:
+    text = next(page for page in PAGES if page.stem == method).read_text(encoding="utf-8")
+    table = text.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", table, flags=re.MULTILINE)
+    told = {}
+    for names, default in rows:
+        keys = re.findall(r"`(\w+)`", names)
+        values = [yaml.safe_load(default.strip("` ").partition(":")[0])] if default[0] in "`n" else default.split(",")
+        told |= dict(zip(keys, values * len(keys) if len(values) == 1 else values, strict=True))
+    fields = {name: field for name, field in find_method(method).Settings.model_fields.items() if name != "name"}
+    assert set(told) == set(fields)
+    for name, field in fields.items():
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        if default is None:
+            assert told[name] == "none", name
+        elif isinstance(default, float | int) and not isinstance(default, bool):
+            assert float(told[name]) == default, name
+        else:
+            assert told[name] == default, name

@@ -176,8 +176,12 @@ def settings_of(name: str, **values: object) -> MethodSettings:
         (settings_of("crosel", gamma_start=0.5), 9, ["method.gamma_start has no effect without method.ramp"]),
         (settings_of("crosel", ramp=2), 9, ["method.ramp=2 has no effect without a value to start from"]),
         (settings_of("crosel", ramp=2, lambda_cr_start=1), 9, []),
-        (settings_of("crosel", outside_gamma=0.5), 9, ["method.outside_gamma has no effect with method.outside=keep"]),
-        (settings_of("crosel", outside_gamma=0.5, outside="drop"), 9, []),
+        (
+            settings_of("crosel", outside_gamma=0.95),
+            9,
+            ["method.outside_gamma=0.95 is above method.gamma and counts as 0.9"],
+        ),
+        (settings_of("crosel", outside_gamma=0.5), 9, []),  # the flags of the labels follow it
     ],
 )
 def test_settings_that_do_nothing_in_this_run_are_remarked_on(

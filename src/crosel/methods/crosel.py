@@ -163,22 +163,22 @@ class CroSelSettings(MethodSettings):
     outside: Literal["keep", "drop", "take"] = Field(
         "keep", description="examples whose set seems to miss the truth: as the rest, left out, or with the new label"
     )
-    outside_gamma: float | None = Field(None, ge=0, le=1, description="confidence that `outside` asks for; default γ")
+    outside_gamma: float | None = Field(
+        None, ge=0, le=1, description="confidence that `outside` asks for; default γ, at most γ"
+    )
 
     def remarks(self, epochs: int) -> list[str]:
-        starts = {"temperature_start", "lambda_cr_start", "gamma_start"}
-        given = sorted(name for name in starts if getattr(self, name) is not None)
+        starts = ("gamma_start", "lambda_cr_start", "temperature_start")
+        given = [name for name in starts if getattr(self, name) is not None]
         lines = super().remarks(epochs)
         if given and not self.ramp:
             lines.append(
                 f"method.{given[0]} has no effect without method.ramp, the epochs in which it moves to its end"
             )
         if self.ramp and not given:
-            lines.append(
-                f"method.ramp={self.ramp} has no effect without a value to start from ({', '.join(sorted(starts))})"
-            )
-        if self.outside_gamma is not None and self.outside == "keep":
-            lines.append("method.outside_gamma has no effect with method.outside=keep")
+            lines.append(f"method.ramp={self.ramp} has no effect without a value to start from: {', '.join(starts)}")
+        if self.outside_gamma is not None and self.outside_gamma > self.gamma:
+            lines.append(f"method.outside_gamma={self.outside_gamma} is above method.gamma and counts as {self.gamma}")
         return lines
 
 
