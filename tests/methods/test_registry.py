@@ -18,7 +18,7 @@ from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, soft_cross_entropy
 from crosel.methods import base
-from crosel.methods.base import Losses, Method, MethodSettings, Problem, find_method, methods, register
+from crosel.methods.base import Losses, Method, MethodSettings, Problem, Stream, find_method, methods, register
 from crosel.pipeline import train_run
 from crosel.run import RunFolder
 
@@ -153,6 +153,33 @@ def test_a_method_without_a_loss_cannot_be_built() -> None:
 
     with pytest.raises(TypeError, match=r"abstract method '?loss"):
         Nothing(MethodSettings(name="nothing"), Problem(torch.ones(2, 2, dtype=torch.bool), 1), nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "message"),
+    [
+        ("wek", "weak", "stream 'all' asks for a view 'wek'; there are plain, weak"),
+        ("weak", "strong", "this batch has no view 'strong'; its stream asks for weak"),
+    ],
+)
+def test_a_view_that_is_not_there_is_named_to_who_writes_a_method(
+    tmp_path: Path, asked: str, taken: str, message: str
+) -> None:
+    class WrongSettings(MethodSettings):
+        name: Literal["wrong"] = "wrong"
+
+    @register
+    class Wrong(Method):
+        name, title, paper, Settings = "wrong", "", "", WrongSettings
+
+        def streams(self) -> dict[str, Stream]:
+            return {"all": Stream((asked,))}
+
+        def loss(self, batches, generator):  # type: ignore[no-untyped-def]
+            return Losses(self.networks[0](batches["all"][taken]).mean())
+
+    with pytest.raises(ValueError, match=message):
+        train_with("wrong", tmp_path / "run")
 
 
 def test_an_unknown_method_is_named_with_its_neighbour() -> None:

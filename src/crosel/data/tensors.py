@@ -137,6 +137,8 @@ class TrainingTensors:
         rows = dict(zip(own, _parted(raw, [len(i) for i in own.values()]), strict=True))
         views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
         for view, wanted in _wishes(indices, streams).items():
+            if view not in self.views:  # a fault of the method
+                raise ValueError(f"stream '{wanted[0][0]}' asks for a view '{view}'; there are {', '.join(self.views)}")
             every = [name for name, _ in wanted] == list(indices)
             draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
             seen = self.views[view].apply(

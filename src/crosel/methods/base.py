@@ -110,6 +110,8 @@ class Batch:
         return self.index if self.everyone is None else self.everyone
 
     def __getitem__(self, view: str) -> Tensor:
+        if view not in self.views:
+            raise ValueError(f"this batch has no view '{view}'; its stream asks for {', '.join(self.views)}")
         return self.views[view]
 
 
