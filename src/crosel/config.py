@@ -294,6 +294,8 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     given = first.get("input")
     shown = f" (given: {_short(given)})" if isinstance(given, str | int | float | bool | list | tuple) else ""
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("tuple_type", "list_type"):
+        message = "input should be a list in brackets, as in [1, 2]"
     return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
 
 

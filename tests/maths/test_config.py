@@ -340,6 +340,14 @@ def test_unknown_settings_get_the_nearest_name(item, message):
         assert line(caught) == message
 
 
+def test_what_must_be_a_list_is_said_without_words_of_python():
+    for item in ("method.criteria=2", "train.milestones=0.5", "network.hidden=64"):
+        with pytest.raises(UserError) as caught:
+            build(item)
+        name, _, value = item.partition("=")
+        assert line(caught) == f"setting '{name}': input should be a list in brackets, as in [1, 2] (given: {value})"
+
+
 def test_of_another_methods_settings_is_said_whose_they_are():
     with pytest.raises(UserError) as caught:
         build("method.name=cc", "method.gamma=0.9")
