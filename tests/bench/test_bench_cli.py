@@ -41,15 +41,51 @@ def test_a_suite_from_start_to_tables(tmp_path: Path, crosel_cli: CroselCli) -> 
     assert (tmp_path / "t" / "x.csv").read_text(encoding="utf-8").startswith("dataset,candidates,method")
 
 
+def write_suite(path: Path, base: dict[str, object], **more: object) -> Path:
+    path.write_text(json.dumps({"base": {**base, "train.epochs": 2}, **more}), encoding="utf-8")
+    return path
+
+
 def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli) -> None:
-    path = tmp_path / "mine.yaml"
-    base = {"source": str(tmp_path / "none.npz"), "candidates": "uniform:q=0.3", "train.epochs": 2}
-    path.write_text(json.dumps({"base": base}), encoding="utf-8")
-    result = crosel_cli("bench", path, "--out", tmp_path / "out", "--device", "cpu")
+    suite = write_suite(tmp_path / "mine.yaml", {"source": "digits", "candidates": "uniform:q=0.3", "method.warmup": 9})
+    result = crosel_cli("bench", suite, "--out", tmp_path / "out", "--device", "cpu")
     assert result.code == 1
     assert result.out.startswith("0 of 1 cells done")
-    assert f"failed: none-q0.3/crosel-seed0: {tmp_path / 'none.npz'}: no such file" in result.out
+    assert "failed: digits-q0.3/crosel-seed0: method.warmup is 9, but there are only 2 epochs" in result.out
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("paper-main",), "cifar-10-batches-py is not there; say where the published files are: --data DIR, or get"),
+        (("paper-main", "--data", "x"), "x/cifar-10-batches-py is not there; say where"),
+        (("paper-svhn",), "train_32x32.mat is not there; say where the published files are: --data DIR, or get them"),
+        (("realworld",), "source 'lost.mat' is neither a file nor one of digits"),
+    ],
+)
+def test_data_that_no_cell_would_find_are_said_once_and_nothing_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crosel_cli: CroselCli, words: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = crosel_cli("bench", *words)
+    assert result.code == 2
+    assert result.err.startswith(f"crosel: {says}")
+    assert len(result.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cells_that_have_their_data_are_run_though_others_have_not(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    base, out = {"candidates": "uniform:q=0.3", "method": "cc"}, tmp_path / "out"
+    sources = [str(tmp_path / "none.npz"), "digits"]
+    suite = write_suite(tmp_path / "mine.yaml", base, grid={"source": sources})
+    result = crosel_cli("bench", suite, "--out", out, "--device", "cpu")
+    assert result.code == 1
+    assert result.out.startswith("1 of 2 cells done")
+    assert f"failed: none-q0.3/cc-seed0: {tmp_path / 'none.npz'}: no such file" in result.out
+    again = crosel_cli("bench", suite, "--out", out, "--device", "cpu")  # what is done needs no data
+    assert again.code == 2
+    assert again.err.startswith(f"crosel: {tmp_path / 'none.npz'}: no such file")
 
 
 def test_what_there_is(crosel_cli: CroselCli) -> None:

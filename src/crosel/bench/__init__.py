@@ -12,6 +12,7 @@ from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
 from crosel.bench.execute import EXECUTORS, find_executor, run_cells
 from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites, with_seeds
 from crosel.console import percent
+from crosel.data.sources import check_there
 from crosel.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,10 +45,27 @@ def run_suite(
     if suite.search is not None:
         raise UserError(f"{suite.place} has a search in it: search_suite runs that")
     cells = expand(suite, seeds, data_dir, settings)
-    options = Options(out, device, jobs)
+    options, execute = Options(out, device, jobs), find_executor(on)
+    if on == "local":  # on a cluster, the data are where the workers are
+        _check_data([cell for cell in cells if standing(cell, options.folder(cell)) is None])
     board = Board(cells, options, quiet=quiet)
     board.say(f"{suite.title}: {len(cells)} cells into {out}")
-    return run_cells(cells, options, find_executor(on), board)
+    return run_cells(cells, options, execute, board)
+
+
+def _check_data(cells: Sequence[Cell]) -> None:
+    """Refuse to begin where no cell has its data: each would fail for itself. As long as one has, it is run."""
+    first: UserError | None = None
+    for source, data_dir in dict.fromkeys((cell.config.source, cell.config.data_dir) for cell in cells):
+        try:
+            check_there(source, Path(data_dir) if data_dir else None)
+            return
+        except UserError as error:
+            first = first or error
+        except OSError:  # it may be there: the cell will see
+            return
+    if first is not None:
+        raise first
 
 
 def search_suite(

@@ -11,15 +11,16 @@ from crosel.data.limits import check_plain, one_line
 from crosel.data.settings import DataSettings, Progress
 from crosel.errors import UserError, did_you_mean
 
-FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "cifar100-coarse": "cifar-100-python"}
+# What is published under a name: a folder, or files.
+PUBLISHED = {
+    "cifar10": ("cifar-10-batches-py",), "cifar100": ("cifar-100-python",), "cifar100-coarse": ("cifar-100-python",),
+    "svhn": ("train_32x32.mat", "test_32x32.mat"),
+}  # fmt: skip
 ENDINGS = ".csv, .tsv, .jsonl, .json (Label Studio), .npz, .mat or a folder for each class"
 
 
-def _absent(path: Path, name: str) -> str:
-    return (
-        f"{path} is not there; say where the published files are: --data DIR, "
-        f"or get them first: crosel data get {name} --to DIR"
-    )
+def _published(name: str, data_dir: Path | None) -> list[Path]:
+    return [(data_dir or Path()) / part for part in PUBLISHED.get(name, ())]
 
 
 def _digits(data_dir: Path | None) -> Dataset:
@@ -32,9 +33,7 @@ def _cifar(name: str) -> Callable[[Path | None], Dataset]:
     def read(data_dir: Path | None) -> Dataset:
         from crosel.data import cifar
 
-        folder = (data_dir or Path()) / FOLDERS[name]
-        if not folder.is_dir():
-            raise UserError(_absent(folder, name.removesuffix("-coarse")))
+        (folder,) = _published(name, data_dir)
         if name == "cifar10":
             return cifar.read_cifar10(folder)
         return cifar.read_cifar100(folder, coarse=name == "cifar100-coarse")
@@ -45,11 +44,7 @@ def _cifar(name: str) -> Callable[[Path | None], Dataset]:
 def _svhn(data_dir: Path | None) -> Dataset:
     from crosel.data.matfile import read_svhn
 
-    train, test = ((data_dir or Path()) / f"{part}_32x32.mat" for part in ("train", "test"))
-    for path in (train, test):
-        if not path.is_file():
-            raise UserError(_absent(path, "svhn"))
-    return read_svhn(train, test)
+    return read_svhn(*_published("svhn", data_dir))
 
 
 NAMED: dict[str, Callable[[Path | None], Dataset]] = {
@@ -72,6 +67,26 @@ def locate(source: str, data_dir: Path | None, moved: bool = False) -> str:
     return str(there) if there.exists() else source
 
 
+def check_there(source: str, data_dir: Path | None) -> None:
+    """Refuse a source that is not there, in one line; nothing of it is read."""
+    if source in NAMED:
+        for path in _published(source, data_dir):
+            if not (path.is_file() if path.suffix else path.is_dir()):
+                raise UserError(
+                    f"{path} is not there; say where the published files are: --data DIR, "
+                    f"or get them first: crosel data get {source.removesuffix('-coarse')} --to DIR"
+                )
+        return
+    source = locate(source, data_dir)
+    path = Path(source)
+    if "\0" not in source and path.is_absolute() and not path.exists():
+        raise UserError(f"{source}: no such file or folder; if it has moved, say to which folder: --data DIR")
+    if not source.strip() or "\0" in source or not path.exists():  # Path("") is the folder we are in
+        raise UserError(
+            f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"
+        )
+
+
 def load(
     source: str,
     data_dir: Path | None = None,
@@ -82,6 +97,7 @@ def load(
     settings = settings or DataSettings()
     source = locate(source, data_dir)
     try:
+        check_there(source, data_dir)
         data = NAMED[source](data_dir) if source in NAMED else _read(source, settings, progress)
         if not settings.own_test:
             data = replace(data, x_test=None, y_test=None)
@@ -95,12 +111,6 @@ def load(
 
 def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dataset:
     path = Path(source)
-    if "\0" not in source and path.is_absolute() and not path.exists():
-        raise UserError(f"{source}: no such file or folder; if it has moved, say to which folder: --data DIR")
-    if not source.strip() or "\0" in source or not path.exists():  # Path("") is the folder we are in
-        raise UserError(
-            f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"
-        )
     if path.is_dir():
         return _read_folder(path, settings, progress)
     check_plain(path)
