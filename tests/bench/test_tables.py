@@ -142,11 +142,22 @@ def test_damaged_and_foreign_folders(tmp_path: Path) -> None:
 def test_nothing_to_show(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         make_tables([tmp_path / "none"])
-    with pytest.raises(UserError, match="no run folders"):
-        make_tables([tmp_path])
-    make_run(tmp_path / "a", done=1)
-    with pytest.raises(UserError, match="1 that are not finished"):
-        make_tables([tmp_path])
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with pytest.raises(UserError) as error:
+        make_tables([folder])
+    assert str(error.value) == (
+        f"{folder}: no runs here or below; give the folder that --out of crosel train or crosel bench named"
+    )
+    run = make_run(folder / "a", done=1)
+    with pytest.raises(UserError) as error:
+        make_tables([folder])
+    assert str(error.value) == (
+        f"{folder}: no run is finished; go on with the first: crosel train --resume --out {run}"
+    )
+    (run / "config.yaml").write_text("seed: x\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"empty: no run can be read \(.*config.yaml: seed, method.name or source is"):
+        make_tables([folder])
 
 
 def test_without_true_labels(tmp_path: Path) -> None:

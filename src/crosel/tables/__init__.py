@@ -47,12 +47,20 @@ def make_tables(folders: Sequence[Path], form: str = "markdown") -> TablesText:
     form = pick_format(form)
     collection = collect(folders)
     if not collection.finished:
-        found = f"{len(collection.unfinished)} that are not finished" if collection.unfinished else "no run folders"
-        reason = f" ({collection.problems[0]})" if collection.problems else ""
-        raise UserError(f"{', '.join(map(str, folders))}: no finished run here, {found}{reason}")
+        raise UserError(f"{', '.join(map(str, folders))}: {_nothing(collection)}")
     tables = build(collection.finished)
     notes = notes_of(tables, collection)
     return TablesText(render(tables, form, notes), notes)
+
+
+def _nothing(collection: Collection) -> str:
+    """Why there is no finished run, and what to do."""
+    if collection.unfinished:
+        first = collection.unfinished[0]
+        return f"no run is finished; go on with the first: crosel train --resume --out {first.path}"
+    if collection.problems:
+        return f"no run can be read ({collection.problems[0]})"
+    return "no runs here or below; give the folder that --out of crosel train or crosel bench named"
 
 
 def tables_command(folders: Sequence[Path], form: str | None, out: Path | None, echo: Callable[[str], object]) -> None:
