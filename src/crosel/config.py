@@ -85,6 +85,15 @@ class TrainSettings(BaseModel):
             raise ValueError("restart_lr needs restart, the epochs after which the learning rate begins anew")
         return self
 
+    def remarks(self) -> list[str]:
+        """What is allowed, but does nothing: lines for the user. Not of defaults, all of which a run's config.yaml
+        repeats."""
+        return [
+            f"train.{name} has no effect with train.schedule={self.schedule}; for drops: train.schedule=step"
+            for name in ("milestones", "decay")
+            if self.schedule != "step" and getattr(self, name) != type(self).model_fields[name].default
+        ]
+
 
 class RunConfig(BaseModel):
     """A run: what to learn from, by which method, with which network, how."""
@@ -99,6 +108,10 @@ class RunConfig(BaseModel):
     network: NetworkSettings = NetworkSettings()
     augment: AugmentSettings = AugmentSettings()
     train: TrainSettings = TrainSettings()
+
+    def remarks(self) -> list[str]:
+        """Settings that will not do what their names say, a line each."""
+        return [*self.method.remarks(self.train.epochs), *self.train.remarks()]
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -136,7 +136,7 @@ def _open(
         check_batch(session)
         check_budget(session)
         folder.create(config, data, command_line(), corrected=sorted(known))
-        for line in config.method.remarks(config.train.epochs):
+        for line in config.remarks():
             console.say(line)
         return session
     if corrections:

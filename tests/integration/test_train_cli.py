@@ -240,6 +240,16 @@ def test_a_stage_that_the_run_is_too_short_for_is_told_of_once(tmp_path: Path, c
     assert "never gets beyond" not in crosel_cli("eval", tmp_path / "run").err
 
 
+def test_settings_of_the_loop_without_effect_are_told_of(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    np.savez(tmp_path / "few.npz", **small_arrays(8, images=False))
+    result = crosel_cli(
+        "train", tmp_path / "few.npz", "--method", "cc", "--set", "train.epochs=1", "--set", "train.decay=0.5",
+        "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert result.code == 0
+    assert "train.decay has no effect with train.schedule=cosine" in result.err
+
+
 def test_names_of_classes_and_examples_come_back(tmp_path: Path, crosel_cli: CroselCli) -> None:
     data = small_arrays(20, images=False)
     names = [f"digit {k}, “{k}”" for k in range(10)]  # commas, quotes and other alphabets survive csv and json

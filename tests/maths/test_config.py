@@ -408,6 +408,19 @@ def test_nesterov_needs_momentum():
     assert build("train.nesterov=true").train.nesterov
 
 
+def test_drops_of_the_learning_rate_without_a_schedule_that_has_them_are_remarked_on(file):
+    said = "has no effect with train.schedule=cosine; for drops: train.schedule=step"
+    config = build("train.milestones=[0.3]", "train.decay=0.5")
+    assert config.remarks() == [f"train.milestones {said}", f"train.decay {said}"]
+    assert build(file=file(config.to_yaml())).remarks() == config.remarks()
+    changed = build("train.schedule=constant", preset="own/pop", values={"method": {"name": "pop"}})
+    assert changed.remarks() == [
+        "train.milestones has no effect with train.schedule=constant; for drops: train.schedule=step"
+    ]
+    assert build("train.schedule=step", "train.milestones=[0.3]", "train.decay=0.5").remarks() == []
+    assert build(file=file(build().to_yaml())).remarks() == []  # every default, written out
+
+
 def test_a_run_needs_a_source():
     with pytest.raises(UserError) as caught:
         build_config()

@@ -196,6 +196,12 @@ def settings_of(name: str, **values: object) -> MethodSettings:
     [
         (settings_of("pop"), 20, ["method.warm_up=20 with train.epochs=20: pop never gets beyond that stage"]),
         (settings_of("pop"), 21, []),
+        (
+            settings_of("pop", threshold=0.2, cap=0.1),
+            21,
+            ["method.cap=0.1 has no effect: method.threshold=0.2 is above it and stays"],
+        ),
+        (settings_of("pop", threshold=0.2, cap=0.2), 21, []),
         (settings_of("pico", proto_start=3), 3, ["method.proto_start=3 with train.epochs=3: pico never gets"]),
         (settings_of("pico"), 2, []),
         (settings_of("cc"), 1, []),

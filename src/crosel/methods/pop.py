@@ -82,6 +82,14 @@ class PoPSettings(MethodSettings):
     cap: float = Field(0.4, gt=0, lt=1, description="θ does not grow beyond this")
     settled: float = Field(1e-4, gt=0, le=1, description="settled: fewer than this share of n x k entries changed")
 
+    def remarks(self, epochs: int) -> list[str]:
+        lines = super().remarks(epochs)
+        if self.cap < self.threshold:
+            lines.append(
+                f"method.cap={self.cap} has no effect: method.threshold={self.threshold} is above it and stays"
+            )
+        return lines
+
 
 @register
 class PoP(Method):
