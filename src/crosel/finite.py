@@ -2,7 +2,7 @@
 
 `train.bad_batches` says what happens then. `stop`: a count on the device names the first bad step when the loop next
 looks at the loss, and the run ends with its last good checkpoint. `skip`: the step leaves no trace but a count;
-weights, momentum and every table of the method are as they were before it.
+weights, what the optimiser keeps and every table of the method are as they were before it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Undo:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.saved = [(t, t.detach().clone()) for t in session.method.state_dict().values()]
-        self.kept = [(t, t.clone()) for t in optimiser_state(session.optimiser, session.method).values()]
+        self.of_method = [(t, t.detach().clone()) for t in session.method.state_dict().values()]
+        self.of_optimiser = [(t, t.clone()) for t in optimiser_state(session.optimiser, session.method).values()]
 
     @torch.no_grad()
     def unless_finite(self, objective: Tensor) -> Tensor:
         """Put everything back if the loss or what the step made of the state is not finite. Returns a bool: it was."""
-        good = torch.isfinite(objective.detach()) & all_finite(t for t, _ in self.saved)
+        good = torch.isfinite(objective.detach()) & all_finite(t for t, _ in self.of_method)
         good = self.session.world.every(good)
-        for now, before in (*self.saved, *self.kept):
+        for now, before in (*self.of_method, *self.of_optimiser):
             torch.where(good, now, before, out=now)
         return good
 

@@ -42,7 +42,7 @@ class Budget:
 
     data: int  # inputs and candidate sets
     tables: int  # bank, weights, prototypes: whatever the method keeps for the training set
-    networks: int  # weights, gradients, momentum, and other copies of them
+    networks: int  # weights, gradients, what the optimiser keeps, and other copies of them
     libraries: int  # what cuBLAS and its like take for themselves
     per_example: int  # layer outputs that a step keeps for each example of a batch
     per_row: int  # what is alive at once in a pass without gradient, for each row of a chunk

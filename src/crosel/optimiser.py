@@ -17,7 +17,7 @@ from crosel.errors import UserError
 if TYPE_CHECKING:
     from crosel.config import TrainSettings
 
-# torch's names, and those of a checkpoint
+# torch's names for what is kept, and those in a checkpoint
 _KEPT = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "squares", "step": "steps"}
 
 
@@ -29,26 +29,32 @@ def make_optimiser(module: nn.Module, settings: TrainSettings, device: torch.dev
     fused = cuda or all(p.is_contiguous() or _channels_last(p) for p in parameters)
     # A learning rate on the device can change without a new recording of the step.
     lr = torch.tensor(settings.lr, device=device) if cuda else settings.lr
+    momentum, decay = settings.momentum, settings.weight_decay
+    optimiser: torch.optim.Optimizer
     if settings.optimiser == "adam":
-        adam = torch.optim.Adam(
-            parameters, lr, (settings.momentum, 0.999), weight_decay=settings.weight_decay, fused=fused, capturable=cuda
+        optimiser = torch.optim.Adam(
+            parameters, lr, (momentum, 0.999), weight_decay=decay, fused=fused, capturable=cuda
         )
-        for p in parameters:
-            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-            adam.state[p] = {"step": torch.zeros((), device=p.device), **moments}
-        return adam
-    sgd = torch.optim.SGD(
-        parameters, lr, settings.momentum, nesterov=settings.nesterov, weight_decay=settings.weight_decay, fused=fused
-    )
-    if settings.momentum:
-        for p in parameters:
-            sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
-    return sgd
+    else:
+        optimiser = torch.optim.SGD(
+            parameters, lr, momentum, nesterov=settings.nesterov, weight_decay=decay, fused=fused
+        )
+    for p in parameters:
+        optimiser.state[p] = _at_start(p, settings)
+    return optimiser
+
+
+def _at_start(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
+    """What is kept for a parameter, by torch's names."""
+    if settings.optimiser == "adam":
+        moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        return {"step": torch.zeros((), device=p.device), **moments}
+    return {"momentum_buffer": torch.zeros_like(p)} if settings.momentum else {}
 
 
 def copies_kept(settings: TrainSettings) -> int:
     """How many times the size of its parameters an optimiser keeps."""
-    return 2 if settings.optimiser == "adam" else 1
+    return 2 if settings.optimiser == "adam" else int(settings.momentum > 0)
 
 
 def optimiser_state(optimiser: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
@@ -67,8 +73,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, module: nn.Module, tenso
 def _named(optimiser: torch.optim.Optimizer, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, p in module.named_parameters():
         for theirs, tensor in optimiser.state.get(p, {}).items():
-            if tensor is not None:
-                yield f"{_KEPT[theirs]}.{name}", tensor
+            yield f"{_KEPT[theirs]}.{name}", tensor
 
 
 def _channels_last(t: Tensor) -> bool:

@@ -19,7 +19,7 @@ from crosel.compute.recording import record
 from crosel.methods.base import Stream
 from crosel.session import Session, computing, deterministic
 
-_EAGER_STEPS = 3  # real steps before recording: they create momentum and gradients and let cuDNN choose kernels
+_EAGER_STEPS = 3  # real steps before recording: sums are begun, kernels compiled and chosen, none of it recorded
 
 
 class Stepper:
