@@ -93,3 +93,9 @@ def label_is_stable(labels: Tensor) -> Tensor:
 def confidence_is_high(confidence: Tensor, gamma: float | Tensor) -> Tensor:
     """β3 (Eq. 3): the mean over t entries of the largest probability is above γ."""
     return confidence.mean(dim=0) > gamma
+
+
+def agreed_labels(labels: Tensor, stable: Tensor) -> Tensor:
+    """The one label [n] that all networks are stable and confident about ([v, n] each); -1 where there is none."""
+    agreed = stable.all(dim=0) & (labels == labels[0]).all(dim=0)
+    return labels[0].masked_fill(~agreed, -1)

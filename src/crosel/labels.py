@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from crosel.bank import agreed_labels, label_is_candidate
 from crosel.csv_cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
 from crosel.errors import UserError
@@ -84,29 +85,28 @@ class LabelStudio:
 
 
 def flag_rows(
-    chosen: TrainingLabels | None, sets: Any, outputs_argmax: Any, confidence: Any
+    chosen: TrainingLabels | None,
+    sets: NDArray[np.bool_],
+    guesses: NDArray[np.int64],  # [v, n]: what each network predicts now
+    confidence: NDArray[np.float32],
 ) -> tuple[list[str], NDArray[np.int64]]:
     """Flags, and the labels outside the sets (-1 where there is none).
 
     `outside`: all networks are stable and confident about one label that is not in the set. `disputed`: the
     networks predict different labels. `unsure`: no network selected the example (or the confidence is low).
     """
-    n = len(confidence)
-    disputed = (outputs_argmax != outputs_argmax[0]).any(axis=0)
-    outside_labels = np.full(n, -1, dtype=np.int64)
+    disputed = (guesses != guesses[0]).any(axis=0)
     if chosen is None:
-        outside, unsure = np.zeros(n, bool), confidence < UNSURE_BELOW
+        outside, unsure = np.full(len(confidence), -1, np.int64), confidence < UNSURE_BELOW
     else:
-        labels, stable = chosen.labels.cpu().numpy(), chosen.stable.cpu().numpy()
-        inside = sets[np.arange(n), np.maximum(labels[0], 0)]
-        outside = stable.all(axis=0) & (labels == labels[0]).all(axis=0) & (labels[0] >= 0) & ~inside
-        outside_labels[outside] = labels[0][outside]
-        unsure = ~chosen.selected.cpu().numpy().any(axis=0)
+        agreed = agreed_labels(chosen.labels, chosen.stable).long().cpu()
+        outside = agreed.masked_fill(label_is_candidate(agreed, torch.from_numpy(sets)), -1).numpy()
+        unsure = ~chosen.selected.any(dim=0).cpu().numpy()
     flags = [
         "outside" if o else "disputed" if d else "unsure" if u else ""
-        for o, d, u in zip(outside, disputed, unsure, strict=True)
+        for o, d, u in zip(outside >= 0, disputed, unsure, strict=True)
     ]
-    return flags, outside_labels
+    return flags, outside
 
 
 def label_table(session: Session, outside_gamma: float | None = None) -> LabelTable:

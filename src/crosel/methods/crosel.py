@@ -45,7 +45,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.bank import MemoryBank, label_is_candidate
+from crosel.bank import MemoryBank, agreed_labels, label_is_candidate
 from crosel.compute.lanes import Lanes
 from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
@@ -127,9 +127,9 @@ def renew_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Ten
     inside. Elsewhere what was known stays: networks waver while they learn, and an example that is sent back to its
     wrong set each time is soon learnt by heart.
     """
-    agreed = stable.all(dim=0) & (labels == labels[0]).all(dim=0) & (labels[0] >= 0)
-    inside = label_is_candidate(labels[0].long(), candidates)
-    return torch.where(agreed, labels[0].masked_fill(inside, -1), known)
+    agreed = agreed_labels(labels, stable)
+    inside = label_is_candidate(agreed.long(), candidates)
+    return torch.where(agreed >= 0, agreed.masked_fill(inside, -1), known)
 
 
 class CroSelSettings(MethodSettings):
