@@ -239,7 +239,7 @@ def test_eq_12_whole_of_co_mix(per_pair, monkeypatch):
     weak, strong = 2 * rng.normal(size=(2, size, 4))
     batch = Batch(torch.arange(size), {"weak": torch.from_numpy(weak), "strong": torch.from_numpy(strong)})
     network = method.networks[0]
-    _, _, value = method._selection_losses(0, None, batch, torch.Generator().manual_seed(0))
+    value = method._selection_losses(0, {"all_0": batch}, torch.Generator().manual_seed(0))["loss_comix"]
 
     (partner, weight), (partner_of_targets, weight_of_targets) = drawn
     assert torch.equal(partner, partner_of_targets)

@@ -258,43 +258,50 @@ class CroSel(Method):
             if self.phase == "warm-up":
                 streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self._warmup_pool())
                 continue
-            mask = self.selected[self.teacher(v)]
-            mixed = ~mask if s.scope == "unselected" else None  # None: all examples
-            if s.outside != "keep":
-                mask = mask | self.outside if s.outside == "take" else mask & ~self.outside
-                mixed = ~self.outside if mixed is None else mixed & ~self.outside
-            chosen = mask.nonzero().squeeze(1)
+            chosen, mixed = self._selection_pools(v)
             if len(chosen):
                 streams[f"selected_{v}"] = Stream((s.selected_view,), pool=chosen)
-            pool = None if mixed is None else mixed.nonzero().squeeze(1)
-            if s.scope != "none" and (pool is None or len(pool)):
-                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=pool)
+            if s.scope != "none" and (mixed is None or len(mixed)):
+                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=mixed)
         return streams
+
+    def _warmup_pool(self) -> Tensor | None:
+        """What the warm-up draws from: all examples (None), or all but those that are dropped."""
+        if self.settings.outside != "drop" or bool(self.outside.all()):
+            return None
+        return (~self.outside).nonzero().squeeze(1)
+
+    def _selection_pools(self, v: int) -> tuple[Tensor, Tensor | None]:
+        """What network v draws from after the warm-up: labels of its teacher's choice, and co-mix (None: all)."""
+        chosen = self.selected[self.teacher(v)]
+        mixed = ~chosen if self.settings.scope == "unselected" else None
+        if self.settings.outside != "keep":
+            chosen = chosen | self.outside if self.settings.outside == "take" else chosen & ~self.outside
+            mixed = ~self.outside if mixed is None else mixed & ~self.outside
+        return chosen.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         lanes, parts = Lanes(self.lambda_d.device), []
-        for v, network in enumerate(self.networks):
+        for v in range(len(self.networks)):
             with lanes.lane(v):
-                everything, chosen = batches.get(f"all_{v}"), batches.get(f"selected_{v}")
                 if self.phase == "warm-up":
-                    assert everything is not None
-                    logits = network(everything[self.settings.warmup_view])
-                    parts.append([cc_loss(logits, self._sets(everything.index))])
+                    parts.append(self._warmup_losses(v, batches))
                 else:
-                    parts.append(self._selection_losses(v, chosen, everything, generator))
+                    parts.append(self._selection_losses(v, batches, generator))
         lanes.join()
-        total = torch.stack([part[0] for part in parts]).sum()
-        names = ("loss", "loss_selected", "loss_comix")
-        report = {
-            n: torch.stack(values).detach().mean() for n, values in zip(names, zip(*parts, strict=True), strict=False)
-        }
-        return Losses(total, report)
+        by_name = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        return Losses(by_name["loss"].sum(), {name: values.detach().mean() for name, values in by_name.items()})
 
-    def _selection_losses(
-        self, v: int, chosen: Batch | None, everything: Batch | None, generator: torch.Generator
-    ) -> list[Tensor]:
+    def _warmup_losses(self, v: int, batches: Mapping[str, Batch]) -> dict[str, Tensor]:
+        """CC's loss, for network v."""
+        batch = batches[f"all_{v}"]
+        logits = self.networks[v](batch[self.settings.warmup_view])
+        return {"loss": cc_loss(logits, self._sets(batch.index))}
+
+    def _selection_losses(self, v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
         """Eq. (13) and its two parts, for network v."""
         network = self.networks[v]
+        chosen, everything = batches.get(f"selected_{v}"), batches.get(f"all_{v}")
         mixed = None if everything is None else self._mixed_views(network, everything, generator)
         passes = [] if chosen is None else [chosen[self.settings.selected_view]]
         logits = apart(network, *passes, *([] if mixed is None else [mixed[0]]))
@@ -303,7 +310,8 @@ class CroSel(Method):
             selected = selected_loss(logits[0], self._selected_labels(v, chosen.index))
         if mixed is not None:
             comix = soft_cross_entropy(logits[-1], mixed[1])
-        return [total_loss(selected, comix, self.lambda_d), selected, comix]
+        loss = total_loss(selected, comix, self.lambda_d)
+        return {"loss": loss, "loss_selected": selected, "loss_comix": comix}
 
     def _selected_labels(self, v: int, index: Tensor) -> Tensor:
         """What network v's teacher selected, or what was taken from outside the set."""
@@ -312,12 +320,6 @@ class CroSel(Method):
             return labels
         taken = self.outside_label[index].long()
         return torch.where(taken >= 0, taken, labels)
-
-    def _warmup_pool(self) -> Tensor | None:
-        """What the warm-up draws from: all examples (None), or all but those that are dropped."""
-        if self.settings.outside != "drop" or bool(self.outside.all()):
-            return None
-        return (~self.outside).nonzero().squeeze(1)
 
     def _sets(self, index: Tensor) -> Tensor:
         """Candidate sets [B, k]; those of examples whose label was taken hold that label alone."""
