@@ -17,12 +17,14 @@ from crosel.errors import Diverged
 from crosel.optimiser import optimiser_state
 
 if TYPE_CHECKING:
+    from crosel.methods.base import MethodSettings
     from crosel.session import Session
 
 GOOD_STEPS = "good_steps"  # in `Progress.sums`: steps before the first loss that is not finite
 SKIPPED = "skipped_batches"  # in `Progress.sums` and in metrics.jsonl: steps that were undone
 _SHOWN_IDS = 32
 _OUTLIER = 1000.0  # times the largest value of the batch's median example
+_FAR = 10.0  # times the default of a method's setting, or its part
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
@@ -106,4 +108,17 @@ def _likely_cause(session: Session, rows: Tensor) -> str:
             name = session.data.example_id(int(rows[worst]))
             return f"extreme values in example {name}; mend or drop it"
     lr, ramp = session.config.train.lr, session.config.train.lr_ramp
-    return f"a learning rate that is too high; lower train.lr ({lr:g})" + ("" if ramp else " or set train.lr_ramp")
+    far = "".join(f"{line}, or " for line in _far_settings(session.config.method))
+    return f"{far}a learning rate that is too high; lower train.lr ({lr:g})" + ("" if ramp else " or set train.lr_ramp")
+
+
+def _far_settings(settings: MethodSettings) -> list[str]:
+    """Weights, temperatures and the like that somebody has moved far from where the method is known to work."""
+    lines = []
+    for name, field in type(settings).model_fields.items():
+        value, default = getattr(settings, name), field.default
+        if not isinstance(value, float) or not isinstance(default, int | float) or 0 in (value, default):
+            continue  # 0 switches something off
+        if not default / _FAR <= value <= default * _FAR:
+            lines.append(f"method.{name}={value:g}, far from its default {default:g}")
+    return lines

@@ -16,6 +16,7 @@ from _support import CroselCli, small_arrays
 
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged
+from crosel.finite import diverged
 from crosel.methods.base import Losses
 from crosel.session import Session
 from crosel.train import draw_epoch, fit
@@ -56,7 +57,7 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
         fit(session, (Saver(),))
     text = str(caught.value)
     assert text.startswith("the loss is not finite any more (NaN or infinite) at step 2 of 3 of epoch 2; ")
-    assert "a learning rate that is too high; lower train.lr (0.05)" in text
+    assert "Likely cause: a learning rate that is too high; lower train.lr (0.05)" in text
     assert "train.bad_batches=skip" in text
     assert saved == [1], "no state after the last good one"
     looked_at = torch.unique(torch.cat([table[1] for table in session.order.values()])).tolist()
@@ -206,10 +207,21 @@ def test_an_extreme_example_is_named_as_the_likely_cause() -> None:
     arrays["x"][17, 3] = 1e30
     session = make_session("cc", data=make_dataset(**arrays, classes=10))
     session.order = {"all": torch.arange(96).view(3, 32)}
-    from crosel.finite import diverged
-
     assert "extreme values in example 17; mend or drop it" in str(diverged(session, 1, "the loss is nan", 0))
     assert "learning rate" in str(diverged(session, 1, "the loss is nan", 1))
+
+
+def test_a_setting_of_the_method_that_is_extreme_is_named_beside_the_learning_rate() -> None:
+    session = make_session("crosel", "method.lambda_cr=1e9", "method.temperature=0.2", "method.warmup=1")
+    with pytest.raises(Diverged) as caught:
+        fit(session, ())
+    text = str(caught.value)
+    assert "Likely cause: method.lambda_cr=1e+09, far from its default 4, or a learning rate that is too high" in text
+    assert "temperature" not in text
+    assert "\n" not in text
+    off = make_session("crosel", "method.lambda_cr=0")
+    off.order = {"all": torch.arange(96).view(3, 32)}
+    assert "Likely cause: a learning rate" in str(diverged(off, 1, "the loss is nan", 0))
 
 
 def test_skipped_batches_go_on_after_a_stop(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
