@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import chosen, end_with, some
 from torch import Tensor, nn
 
 from crosel.averaging import refresh_statistics
@@ -441,13 +442,15 @@ def main() -> None:
     if given.what == "cut":
         cut(given.data, given.cut)
         return
+    if given.out is None:
+        parser.error(f"{given.what} needs --out")
     if given.what == "table":
-        print(table(read(given.out)))
+        print(table(some(read(given.out), given.out)))
         return
     torch.set_num_threads(1)
-    data = load(str(given.cut))
+    arms, data = chosen(given.arms, ARMS, "--arms"), load(str(given.cut))
     for seed in map(int, given.seeds.split(",")):
-        for arm in given.arms.split(";"):
+        for arm in arms:
             if any((row["arm"], row["seed"]) == (arm, seed) for row in read(given.out)):
                 continue
             row = run(arm, seed, data, given.kept, given.stop_after)
@@ -458,4 +461,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    end_with(main)

@@ -12,11 +12,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from record import save
+from record import end_with, save
 
 from crosel.bank import confidence_is_high, label_is_candidate, label_is_stable
 from crosel.config import check_config, read_yaml
 from crosel.data import draw_candidates
+from crosel.errors import UserError
 from crosel.outcome import read_selection
 from crosel.run import load_data
 
@@ -33,9 +34,9 @@ def main() -> None:
     data = draw_candidates(load_data(config, a.data), config.candidates, config.seed)
     chosen = read_selection(a.run / "selection.npz", data.n)
     if chosen is None or chosen.past_labels is None or chosen.past_confidence is None:
-        parser.error(f"{a.run}: there is no selection.npz with a history")
+        raise UserError(f"{a.run}: there is no selection.npz with a history")
     if data.y is None or data.candidates is None:
-        parser.error(f"{config.source}: there are no true labels")
+        raise UserError(f"{config.source}: there are no true labels")
     truth, candidates = torch.from_numpy(data.y), torch.from_numpy(data.candidates)
     rows = []
     for gamma in GAMMAS:
@@ -53,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import end_with
+
 RULES = (
     "uniform:q=0.1", "uniform:q=0.1,at_least_two=1,eta=0.1", "uniform-sets", "superclass:q=0.5", "instance:rate=0.4",
 )  # fmt: skip
@@ -75,8 +77,9 @@ def main() -> None:
     if args.out is not None:
         from crosel.files import atomic_write
 
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(args.out, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

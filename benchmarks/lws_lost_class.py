@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import chosen, end_with, some
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -271,12 +272,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.what == "table":
-        print(table(read(given.out)))
+        print(table(some(read(given.out), given.out)))
         return
     torch.set_num_threads(1)
+    variants = chosen(given.variants, VARIANTS, "--variants")
     first, last = (int(n) for n in given.seeds.split("-"))
     for seed in range(first, last + 1):
-        for variant in given.variants.split(";"):
+        for variant in variants:
             if any((row["variant"], row["seed"]) == (variant, seed) for row in read(given.out)):
                 continue
             row = run(variant, seed, given.detail)
@@ -287,4 +289,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    end_with(main)

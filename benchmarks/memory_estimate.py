@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import save
+from record import end_with, save
 
 from crosel.candidates import uniform
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.memory import budget, gib, libraries
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session, build_session, pick_device, resolve
 from crosel.stepper import Stepper
 from crosel.train import draw_epoch, finish_epoch
 
@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="a record: estimate its cases anew, measure nothing")
     options = parser.parse_args()
     record = json.loads(options.against.read_text(encoding="utf-8")) if options.against else {"images": options.images}
+    if not options.against:
+        pick_device("cuda")  # or there is nothing to measure on
     data = random_images(record["images"])
     result: dict[str, Any] = {"images": record["images"], "cases": []}
     if options.against:
@@ -156,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

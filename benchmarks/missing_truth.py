@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from record import end_with, some
+
 SEEDS = "0-9"
 ASKED = 0.0  # method.outside_gamma of `drop` and `take`: why so little is in docs/missing-truth.md
 SHORT = 10  # epochs of a shorter warm-up; the preset has 20 of 40
@@ -242,11 +244,12 @@ def main() -> None:
         ]
         run_all(args.on, jobs, args.out, args.workers)
         return
-    for on in PLANS:
-        rows = read(args.out / f"{on}.jsonl")
+    recorded = {on: read(args.out / f"{on}.jsonl") for on in PLANS}
+    some([row for rows in recorded.values() for row in rows], args.out)
+    for on, rows in recorded.items():
         if rows:
             print(f"{on}\n\n{tables(rows)}\n")
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

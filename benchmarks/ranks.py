@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import end_with
+
 CASES: dict[str, dict[str, Any]] = {
     "8x8, small-cnn, CC": {"method": "cc", "network": "small-cnn", "side": 8, "batch": 128, "n": 1280},
     "16x16, wrn-16-2, CC": {"method": "cc", "network": "wrn-16-2", "side": 16, "batch": 64, "n": 320},
@@ -189,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -2,7 +2,7 @@
 
     python benchmarks/readers.py --data DIR --out results/readers.json --repeats 3
 
-DIR holds cifar-10-batches-py; without it that part is left out. Everything else is made in a temporary folder. Each
+DIR holds cifar-10-batches-py; without --data that part is left out. Everything else is made in a temporary folder. Each
 repeat is noted with the load of the machine before it; `best` takes the best of each figure.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from record import end_with
 
 from crosel.data import DataSettings, load
 from crosel.data.images import workers
@@ -65,7 +66,7 @@ def commit() -> str:
 def measure(data: Path | None, images: int, side: int) -> dict[str, float]:
     """One repeat of everything."""
     result = {"load_average": round(os.getloadavg()[0], 2)}
-    if data is not None and (data / "cifar-10-batches-py").is_dir():
+    if data is not None:
         seconds, _ = timed("cifar10", data)
         result["cifar10_seconds"] = round(seconds, 3)
     with tempfile.TemporaryDirectory() as name:
@@ -114,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import end_with
 
 from crosel import metrics
 from crosel.config import build_config
@@ -75,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

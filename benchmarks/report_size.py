@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from record import save
+from record import end_with, save
 
 
 def main() -> int:
@@ -35,7 +35,8 @@ def main() -> int:
         command = [sys.executable, "-m", "crosel", "report", str(a.run), "--out", str(page), "--plots", str(plots)]
         for _ in range(a.repeats):
             before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            if code := subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+                return code  # it has said why
             walls.append(round(time.perf_counter() - began, 2))
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             processor.append(round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2))
@@ -52,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import save
+from record import end_with, save
 
 TOKEN = "load"
 
@@ -203,4 +202,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -37,6 +37,25 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
         (("speed.py", "--device", "cpu", "--data", "gone", "--out", "x.json"), "speed.py: gone/cifar-10-batches-py is"),
         (("variants.py", "--out", "x.json"), "variants.py: device 'cuda' was asked for, but"),
         (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda' was asked for, but"),
+        (("memory_estimate.py", "--out", "x.json"), "memory_estimate.py: device 'cuda' was asked for, but"),
+        (("memory_estimate.py", "--against", "gone.json"), "memory_estimate.py: gone.json: no such file"),
+        (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py is not there"),
+        (("real_world.py", "--data", "x", "--trials", "gone", "--out", "x"), "real_world.py: gone: no such file"),
+        (("report_size.py", "gone"), "crosel: gone: no such run folder"),
+        (("gamma_curve.py", "gone"), "gamma_curve.py: gone/config.yaml: no such file"),
+        (("generators.py", "--rule", "unifrm:q=1"), "generators.py: unknown candidate rule 'unifrm'"),
+        (("missing_truth.py", "table", "--out", "gone"), "missing_truth.py: gone: no runs are recorded here"),
+        (("lws_lost_class.py", "table", "--out", "gone"), "lws_lost_class.py: gone: no runs are recorded here"),
+        (
+            ("lws_lost_class.py", "run", "--variants", "plan", "--out", "x"),
+            "lws_lost_class.py: --variants plan: there is no such thing (did you mean 'plain'?); there are plain",
+        ),
+        (("fall_of_selection.py", "cut"), "fall_of_selection.py: cifar-10-batches-py is not there"),
+        (("fall_of_selection.py", "run", "--cut", "gone.npz", "--out", "x"), "fall_of_selection.py: source 'gone.npz'"),
+        (
+            ("fall_of_selection.py", "run", "--arms", "zzz", "--out", "x"),
+            "fall_of_selection.py: --arms zzz: there is no such thing; there are as it is",
+        ),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(arguments: tuple[str, ...], message: str) -> None:
@@ -44,6 +63,11 @@ def test_what_the_user_can_mend_is_one_line(arguments: tuple[str, ...], message:
     assert result.returncode == 2
     assert result.stderr.startswith(message)
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_ends_in_the_same_way(name: str) -> None:
+    assert (ROOT / "benchmarks" / name).read_text(encoding="utf-8").endswith("    end_with(main)\n")
 
 
 def test_a_record_makes_the_folder_it_goes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
