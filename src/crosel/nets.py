@@ -8,6 +8,7 @@ Any `nn.Module` factory of the user's serves as well; only methods that look at 
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -223,10 +224,7 @@ class InputShape:
 
     @property
     def size(self) -> int:
-        size = 1
-        for side in self.shape:
-            size *= side
-        return size
+        return math.prod(self.shape)
 
 
 def network_name(settings: NetworkSettings, inputs: InputShape) -> str:
@@ -288,7 +286,3 @@ def bound_factory(factory: UserFactory, classes: int, shape: tuple[int, ...], wh
         return network
 
     return build
-
-
-def parameter_count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())

@@ -26,7 +26,6 @@ from crosel.nets import (
     WideResNet,
     network_factory,
     network_name,
-    parameter_count,
     wide_resnet,
 )
 from crosel.session import build_session, resolve
@@ -55,6 +54,10 @@ def by_hand(depth: int, width: int, classes: int, channels: int) -> int:
         total += first + (blocks - 1) * later
         inputs = outputs
     return total + 2 * inputs + inputs * classes + classes
+
+
+def parameter_count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
 
 
 # --- wide ResNet --------------------------------------------------------------------------------------------------

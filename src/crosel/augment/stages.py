@@ -1,10 +1,27 @@
-"""The three stages behind the operations of `ops`, and the table that drives them.
+"""Pillow's image operations on whole batches of uint8 images, in three stages, and the table that drives them.
 
 An `OpTable` is a list of (operation, value) entries for which everything that does not depend on the pixels
 has been worked out on the host, in Pillow's arithmetic. An int64 tensor [B] says which entry each image of a
 batch [B, C, H, W] gets, and one pass through three stages does all of them at once: a lookup table per image
 and channel, a blend with a degenerate image, and an affine nearest-neighbour gather. An image whose operation
 lives in another stage passes with the identity table, factor 1 or the identity matrix: bit-identical.
+
+Largest error against Pillow 13, measured by tests/maths/test_augment_ops.py on photographs and digits, all
+magnitudes (grey levels; for the geometric operations the share of pixels taken from another place):
+
+    operation                              stage   error   value
+    identity, invert                       lookup  0       -
+    autocontrast, equalize                 lookup  0       -
+    posterize                              lookup  0       bits that stay, 1..8
+    solarize                               lookup  0       threshold; levels from there on are inverted
+    brightness, contrast                   blend   0       factor; 0 is black or mean grey, 1 the image
+    colour, sharpness                      blend   0       factor; 0 is grey or smoothed, 1 the image
+    rotate                                 affine  0       degrees, counter-clockwise
+    shear_x, shear_y                       affine  0       pixels per row or column
+    translate_x, translate_y               affine  0       whole pixels; positive moves left or up
+
+Channels: three are red, green and blue, whose grey is Pillow's "L"; one is its own grey, so that colour
+changes nothing; for any other number grey is the rounded mean of the channels.
 
 Nothing here waits for the device or has a shape that depends on data, so all of it can be captured in a CUDA
 graph; the constants move to a device on the first call, which must therefore come before the capture.
