@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from crosel.bank import agreed_labels, label_is_candidate
 from crosel.csv_cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
+from crosel.data.text import read_json
 from crosel.errors import UserError
 from crosel.files import atomic_write_with
 from crosel.methods.base import Method, TrainingLabels
@@ -25,7 +26,6 @@ from crosel.train import predict_chunks
 COLUMNS = ("id", "label", "confidence", "selected", "candidates", "flag")
 FLAGS = ("", "outside", "disputed", "unsure")
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
-_MAX_EXPORT = 1 << 30  # bytes of a Label Studio export that is read whole
 
 
 class LabelRow(NamedTuple):
@@ -233,13 +233,9 @@ def label_studio_tasks(table: LabelTable, names: LabelStudio) -> Iterator[dict[s
 def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
     """Tasks of a Label Studio export by the ids that our reader of such files gives them."""
     try:
-        if path.stat().st_size > _MAX_EXPORT:
-            raise UserError(f"{path}: more than 1 GiB; export it in parts")
-        tasks = json.loads(path.read_bytes())
+        tasks = read_json(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({str(error).splitlines()[0]})") from None
     if not isinstance(tasks, list) or not all(isinstance(t, dict) and isinstance(t.get("data"), dict) for t in tasks):
         raise UserError(f"{path}: expected Label Studio's JSON export, a list of tasks with 'data'")
     return {str(task.get("id", number)).strip(): task for number, task in enumerate(tasks, 1)}

@@ -12,6 +12,7 @@ from _files import picture, put, read, refused, sets_of
 
 from crosel.data import DataSettings, draw_candidates
 from crosel.data.inputs import read_inputs
+from crosel.data.limits import MAX_LINE
 from crosel.errors import UserError
 
 VOTES = [("t1", "ann", "cat"), ("t2", "ann", "dog"), ("t1", "bob", "dog"), ("t1", "eve", "cat"), ("t2", "bob", "dog")]
@@ -200,6 +201,14 @@ def test_label_studio_without_images_is_joined_by_id(tmp_path):
     assert "task 1: no image in 'data'; say where the inputs are" in refused(path)
     put(tmp_path / "x.csv", "id,f\n1,5\n")
     assert read(path, inputs=str(tmp_path / "x.csv")).x.tolist() == [[5.0]]
+
+
+def test_a_large_export_may_be_one_line(tmp_path):
+    """As the server itself sends it; only tables of text have lines of their own."""
+    picture(tmp_path / "a.png", (255, 0, 0))
+    long = task(1, ["cat"])
+    long["data"]["text"] = "a" * (MAX_LINE + 1)
+    assert read(export(tmp_path, long)).classes == ("cat",)
 
 
 BAD_EXPORTS = {

@@ -14,14 +14,14 @@ from crosel.errors import UserError
 _BOM = b"\xef\xbb\xbf"
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, longest: int = MAX_LINE) -> Iterator[str]:
     """Lines with their ends. Decoded one by one, so that a bad byte has a line."""
     number = 0
     with path.open("rb") as stream:
-        while line := stream.readline(MAX_LINE + 1):
+        while line := stream.readline(longest + 1):
             number += 1
-            if len(line) > MAX_LINE:
-                raise UserError(f"{path}, line {number}: longer than {MAX_LINE >> 20} MiB; this is no table of text")
+            if len(line) > longest:
+                raise UserError(f"{path}, line {number}: longer than {longest >> 20} MiB; this is no table of text")
             if number == 1:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
                     raise UserError(f"{path}, line 1: this is UTF-16; save it as UTF-8")
@@ -109,4 +109,4 @@ def read_json(path: Path) -> Any:
     size = path.stat().st_size
     if size > MAX_JSON:
         raise UserError(f"{path}: {size / 2**30:.1f} GiB; a JSON file may have 1 GiB. Export it in parts")
-    return parse_json("".join(read_lines(path)), str(path))
+    return parse_json("".join(read_lines(path, MAX_JSON)), str(path))  # all of it may be one line
