@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from crosel.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
 from crosel.data.limits import one_line, shown
 from crosel.data.vocabulary import check_cells, label_name
@@ -187,8 +188,7 @@ def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
 
 def _expand(coarse: NDArray[np.bool_], table: NDArray[np.bool_]) -> NDArray[np.bool_]:
     out = np.empty((len(coarse), table.shape[1]), dtype=bool)
-    rows = max(1, (1 << 22) // table.shape[1])
-    for start in range(0, len(coarse), rows):
-        part = coarse[start : start + rows].astype(np.float32) @ table.astype(np.float32)
-        out[start : start + rows] = part > 0
+    numbers = table.astype(np.float32)  # products of bools are slow
+    for rows in row_chunks(*out.shape):
+        out[rows] = coarse[rows].astype(np.float32) @ numbers > 0
     return out
