@@ -11,7 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from crosel.checkpoint import Checkpoint
 from crosel.config import RunConfig
@@ -157,7 +160,8 @@ def _guard(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.dev
     held.enter_context(in_building(device, config.train.data_on))
 
 
-Start = tuple[RunConfig, Any, dict[str, Any], dict[str, Any]]  # config, candidate sets, and a checkpoint's two halves
+# config, candidate sets, and a checkpoint's two halves
+Start = tuple[RunConfig, NDArray[np.bool_] | None, dict[str, Tensor], dict[str, Any]]
 
 
 def _start(session: Session) -> Start:

@@ -201,14 +201,7 @@ def make_dataset(
         raise UserError(f"{place}: x has {len(inputs)} examples, but y has {len(truth)}")
     if ids is not None and len(ids) != len(inputs):
         raise UserError(f"{place}: x has {len(inputs)} examples, but there are {len(ids)} ids")
-    test = None if x_test is None else as_inputs(x_test, f"{place}: x_test")
-    if test is not None and test.shape[1:] != inputs.shape[1:]:
-        raise UserError(f"{place}: x_test has examples of shape {test.shape[1:]}, x of shape {inputs.shape[1:]}")
-    test_truth = None if y_test is None else as_labels(y_test, len(names), f"{place}: y_test")
-    if (test_truth is None) != (test is None):
-        raise UserError(f"{place}: x_test and y_test come together or not at all")
-    if test is not None and test_truth is not None and len(test) != len(test_truth):
-        raise UserError(f"{place}: x_test has {len(test)} examples, but y_test has {len(test_truth)}")
+    test, test_truth = _test_set(x_test, y_test, inputs.shape[1:], len(names), place)
     tables: dict[str, Any] = {
         name: as_table(table, len(inputs), len(names), dtype, f"{place}: {name}", signed=name == "scores")
         for name, table, dtype in (
@@ -217,6 +210,23 @@ def make_dataset(
     }  # fmt: skip
     named = None if ids is None else tuple(map(str, ids))
     return Dataset(inputs, names, sets, truth, test, test_truth, named, **tables, **hints)
+
+
+def _test_set(
+    x: Any, y: Any, shape: tuple[int, ...], classes: int, place: str
+) -> tuple[Array, NDArray[np.int64]] | tuple[None, None]:
+    """Test examples of this shape with their labels, or neither."""
+    inputs = None if x is None else as_inputs(x, f"{place}: x_test")
+    if inputs is not None and inputs.shape[1:] != shape:
+        raise UserError(f"{place}: x_test has examples of shape {inputs.shape[1:]}, x of shape {shape}")
+    truth = None if y is None else as_labels(y, classes, f"{place}: y_test")
+    if inputs is None and truth is None:
+        return None, None
+    if inputs is None or truth is None:
+        raise UserError(f"{place}: x_test and y_test come together or not at all")
+    if len(inputs) != len(truth):
+        raise UserError(f"{place}: x_test has {len(inputs)} examples, but y_test has {len(truth)}")
+    return inputs, truth
 
 
 def _count_classes(sets: Any, votes: Any, scores: Any, y: Any, place: str) -> int:
