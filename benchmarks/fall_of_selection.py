@@ -12,7 +12,6 @@ it: it is trained once, and each goes on from its end with settings of its own.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import sys
@@ -25,17 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from record import chosen, end_with, some
+from sureness import calibration, criteria, method_of, pressure, views
 from torch import Tensor, nn
 
-from crosel.averaging import refresh_statistics
 from crosel.checkpoint import Checkpoint
 from crosel.compute.casts import Conv2d
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.errors import Interrupted
-from crosel.losses import cc_loss, soft_cross_entropy
 from crosel.methods.base import Batch, Stream
-from crosel.methods.crosel import CroSel, comix_targets, mix, mixing_weight, selected_loss
 from crosel.nets import ResidualNetwork
 from crosel.run import environment
 from crosel.session import Session, build_session, resolve
@@ -55,11 +52,6 @@ class HalvedNetwork(ResidualNetwork):
         self.stem = Conv2d(channels, 16, 4, stride=2, padding=1, bias=False)
         nn.init.kaiming_normal_(self.stem.weight, mode="fan_out", nonlinearity="relu")
         self.blocks = self.blocks[1:]
-
-
-def method_of(session: Session) -> CroSel:
-    assert isinstance(session.method, CroSel)
-    return session.method
 
 
 # --- what is changed ------------------------------------------------------------------------------------------------
@@ -148,172 +140,24 @@ ARMS: dict[str, Arm] = {
     "warm-up goes on": ((), no_comix),
     "T 0.5 from the start": (("method.temperature_start=0.5",), None),
     "λ_cr from 0": (("method.lambda_cr_start=0",), None),
-    "λ_cr from 0.25": (("method.lambda_cr_start=0.25",), None),
     "λ_cr 1": (("method.lambda_cr=1",), None),
-    "λ_cr 4 from the start": (("method.lambda_cr_start=4",), None),
-    "α 0.25": (("method.alpha=0.25",), None),
     "no MixUp": (("method.alpha=0.001",), None),  # the larger share is 1 but for one step in a thousand
     "two weak views": ((), weak_only),
     "two weak views, no MixUp": (("method.alpha=0.001",), weak_only),
     "true targets": ((), true_targets),
     "co-mix alone": ((), without_selected),
     "co-mix alone, T 0.5": (("method.temperature_start=0.5",), without_selected),
-    "co-mix alone, T 0.25": (("method.temperature_start=0.25", "method.temperature=0.25"), without_selected),
     "co-mix alone, α 0.25": (("method.alpha=0.25",), without_selected),
     "co-mix alone, no MixUp": (("method.alpha=0.001",), without_selected),
     "co-mix alone, two weak views": ((), both(without_selected, weak_only)),
     "co-mix alone, two weak views, no MixUp": (("method.alpha=0.001",), both(without_selected, weak_only)),
     "co-mix alone, true targets": ((), both(without_selected, true_targets)),
     "classes of the selected balanced": ((), balanced),
-    "one λ a pair": (("method.mix_per_pair=true",), None),
     "refreshed statistics": ((), refreshed),
-    "selected, strong view": (("method.selected_view=strong",), None),
-    "warm-up, strong view": (("method.warmup_view=strong",), None),
-    "longer warm-up": (("train.epochs=38", "method.warmup=26"), None),
-    "γ from 0.7": (("method.gamma_start=0.7",), None),
-    "T 0.5, λ_cr from 0": (("method.temperature_start=0.5", "method.lambda_cr_start=0"), None),
-    "T 0.5, α 0.25": (("method.temperature_start=0.5", "method.alpha=0.25"), None),
-    "T 0.5, warm-up, strong view": (("method.temperature_start=0.5", "method.warmup_view=strong"), None),
 }
 
 
 # --- what is watched ------------------------------------------------------------------------------------------------
-
-
-def sureness(p: Tensor) -> dict[str, float]:
-    """Of probabilities [n, k]: mean of the largest, share of these over 0.9, mean entropy."""
-    top = p.amax(1)
-    seen = {"top": top, "over_0.9": (top > 0.9).float(), "entropy": torch.special.entr(p).sum(1)}
-    return {name: round(value.mean().item(), 4) for name, value in seen.items()}
-
-
-def calibration(logits: Tensor, y: Tensor) -> dict[str, float]:
-    """Accuracy, mean largest probability, and expected calibration error in 15 bins."""
-    top, said = torch.softmax(logits, 1).max(1)
-    right = (said == y).float()
-    bins = (top * 15).long().clamp(max=14)
-    gap = sum(abs((right - top)[bins == b].sum().item()) for b in range(15)) / len(y)
-    return {"accuracy": round(right.mean().item(), 4), "top": round(top.mean().item(), 4), "ece": round(gap, 4)}
-
-
-def criteria(method: CroSel) -> dict[str, float]:
-    """Shares of the examples (mean of the networks) that meet each criterion, and that this one alone keeps out."""
-    shares: dict[str, list[float]] = {}
-    for bank in method.banks:
-        meets = {c: bank.select(method.candidates, method.gamma_used, (c,)).mask for c in (1, 2, 3)}
-        for c, mask in meets.items():
-            others = torch.stack([m for d, m in meets.items() if d != c]).all(0)
-            shares.setdefault(f"meets_{c}", []).append(mask.float().mean().item())
-            shares.setdefault(f"only_{c}_rejects", []).append((others & ~mask).float().mean().item())
-        shares.setdefault("confidence", []).append(bank.confidence[-1].mean().item())
-    return {name: round(sum(values) / len(values), 4) for name, values in shares.items()}
-
-
-def some_views(session: Session, generator: torch.Generator, of: Tensor | None = None) -> list[Batch]:
-    """1,024 training examples in batches of 64, always the same ones; or as many of those given, cycled through."""
-    pool = torch.arange(session.data.n) if of is None else of.nonzero().squeeze(1)
-    index = pool.repeat(-(-1024 // len(pool)))
-    index = index[torch.randperm(len(index), generator=generator)[:1024]]
-    streams = {"all": Stream(("plain", "weak", "strong"))}
-    return [session.train.batches({"all": rows}, streams, generator)["all"] for rows in torch.split(index, 64)]
-
-
-@torch.no_grad()
-def views(session: Session) -> dict[str, Any]:
-    """How sure network 1 is of plain, weak and strong views in evaluation mode; of plain ones also with batch norm's
-    statistics taken anew from images of one kind alone; what co-mix's targets look like before and after mixing."""
-    method, data = method_of(session), session.data
-    network = method.networks[0]
-    assert data.y is not None
-    generator = torch.Generator().manual_seed(5)
-    batches, kept = some_views(session, generator), copy.deepcopy(network.state_dict())
-    truth = torch.from_numpy(data.y)[torch.cat([b.index for b in batches])]
-
-    def sure_of(view: str) -> dict[str, float]:
-        network.eval()
-        p = torch.cat([torch.softmax(network(b[view]), 1) for b in batches])
-        return sureness(p) | {"accuracy": round((p.argmax(1) == truth).float().mean().item(), 4)}
-
-    seen: dict[str, Any] = {view: sure_of(view) for view in ("plain", "weak", "strong")}
-    network.train()
-    targets: dict[str, list[Tensor]] = {"weak": [], "strong": [], "mixed": []}
-    kinds: dict[str, list[Tensor]] = {view: [b[view] for b in batches] for view in ("plain", "weak", "strong")}
-    kinds["mixed"] = []
-    for b in batches:
-        x, sets = torch.cat([b["weak"], b["strong"]]), method.candidates[b.index]
-        of_weak, of_strong = network(x).chunk(2)
-        both = torch.cat([comix_targets(f, sets, method.temperature) for f in (of_strong, of_weak)])
-        weight = mixing_weight(method.settings.alpha, 1, generator)
-        partner = torch.randperm(len(both), generator=generator)
-        kinds["mixed"].append(mix(x, partner, weight))
-        parts = {"strong": both[: len(b.index)], "weak": both[len(b.index) :], "mixed": mix(both, partner, weight)}
-        for name, p in parts.items():
-            targets[name].append(p)
-    if bool(method.selected[1].any()):
-        kinds["selected"] = [b["weak"] for b in some_views(session, generator, method.selected[1])]
-    for kind, images in kinds.items():
-        network.load_state_dict(kept)
-        refresh_statistics(network, images, network)
-        seen[f"plain, statistics of {kind} images"] = sure_of("plain")
-    network.load_state_dict(kept)
-    return seen | {f"targets, {name}": sureness(torch.cat(rows)) for name, rows in targets.items()}
-
-
-def pressure(session: Session) -> dict[str, dict[str, float]]:
-    """What each loss does to network 1, to first order: the norm of its gradient g, and how fast a step along -g
-    changes the mean largest probability of plain images, in evaluation mode."""
-    method = method_of(session)
-    network = method.networks[0]
-    generator = torch.Generator().manual_seed(5)
-    batches, kept = some_views(session, generator), copy.deepcopy(network.state_dict())
-    weights = list(network.parameters())
-
-    def gradient(loss: Callable[[Batch], Tensor], training: bool) -> list[Tensor]:
-        network.train(training)
-        total = [torch.zeros_like(w) for w in weights]
-        for batch in batches:
-            for t, g in zip(total, torch.autograd.grad(loss(batch), weights), strict=True):
-                t += g / len(batches)
-        network.load_state_dict(kept)
-        return total
-
-    def comix(first: str, second: str, temperature: float, alpha: float | None) -> Callable[[Batch], Tensor]:
-        def loss(b: Batch) -> Tensor:
-            x, sets = torch.cat([b[first], b[second]]), method.candidates[b.index]
-            with torch.no_grad():
-                of_first, of_second = network(x).chunk(2)
-                p = torch.cat([comix_targets(f, sets, temperature) for f in (of_second, of_first)])
-            if alpha is not None:
-                weight = mixing_weight(alpha, 1, generator)
-                partner = torch.randperm(len(x), generator=generator)
-                x, p = mix(x, partner, weight), mix(p, partner, weight)
-            return soft_cross_entropy(network(x), p)
-
-        return loss
-
-    def selected(b: Batch) -> Tensor:
-        chosen = method.selected[1][b.index]
-        return selected_loss(network(b["weak"])[chosen], method.labels[1][b.index][chosen].long())
-
-    terms: dict[str, Callable[[Batch], Tensor]] = {
-        "CC, weak": lambda b: cc_loss(network(b["weak"]), method.candidates[b.index]),
-        "CC, strong": lambda b: cc_loss(network(b["strong"]), method.candidates[b.index]),
-        "co-mix, T 1, weak and weak, no MixUp": comix("weak", "weak", 1.0, None),
-        "co-mix, T 1, no MixUp": comix("weak", "strong", 1.0, None),
-        "co-mix, T 1, weak and weak": comix("weak", "weak", 1.0, 0.75),
-        "co-mix, T 1": comix("weak", "strong", 1.0, 0.75),
-        "co-mix, T 0.5, no MixUp": comix("weak", "strong", 0.5, None),
-        "co-mix, T 0.5": comix("weak", "strong", 0.5, 0.75),
-        "selected": selected,
-    }
-    rise = gradient(lambda b: torch.softmax(network(b["plain"]), 1).amax(1).mean(), False)
-    out = {}
-    for name, loss in terms.items():
-        g = gradient(loss, True)
-        norm = sum((part**2).sum() for part in g) ** 0.5
-        slope = -sum((a * b).sum() for a, b in zip(g, rise, strict=True))
-        out[name] = {"norm": round(float(norm), 4), "slope": round(float(slope), 4)}
-    return out
 
 
 class Watch:
