@@ -43,6 +43,7 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
         (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py is not there"),
         (("real_world.py", "--data", "x", "--trials", "gone", "--out", "x"), "real_world.py: gone: no such file"),
         (("report_size.py", "gone"), "crosel: gone: no such run folder"),
+        (("confidence.py", "gone"), "confidence.py: gone/predictions.npz: no such file"),
         (("gamma_curve.py", "gone"), "gamma_curve.py: gone/config.yaml: no such file"),
         (("generators.py", "--rule", "unifrm:q=1"), "generators.py: unknown candidate rule 'unifrm'"),
         (("missing_truth.py", "table", "--out", "gone"), "missing_truth.py: gone: no runs are recorded here"),
