@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import Field, ValidationError
 
+from crosel.bench import expand, read_suite
 from crosel.config import RunConfig, TrainSettings, build_config, check_config, presets, read_preset, read_yaml
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
+from crosel.tables import paper
 
 SOURCE = {"source": "digits"}
 
@@ -303,11 +306,42 @@ def test_a_presets_method_settings_do_not_leak(name):
         assert config.train == build(preset=name).train
 
 
-@pytest.mark.parametrize("name", presets())
-def test_a_preset_opens_with_its_command(name):
+def opening(name):
+    """The comment that a preset begins with."""
     lines = presets()[name].read_text(encoding="utf-8").splitlines()
-    opening = itertools.takewhile(lambda text: text.startswith("#"), lines)
-    assert any("crosel train " in text and f"--preset {name}" in text for text in opening)
+    return list(itertools.takewhile(lambda text: text.startswith("#"), lines))
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_opens_with_its_command_and_what_it_gave(name):
+    lines = opening(name)
+    assert any("crosel train " in text and f"--preset {name}" in text for text in lines)
+    text = " ".join(line.removeprefix("#").strip() for line in lines)
+    gave = re.search(r"\d+\.\d+ (± \d+\.\d+ )?%", text) and re.search(r"\d s\b", text) and "results/" in text
+    assert gave or "not run" in text.lower(), "accuracy, seconds and the folder of the runs, or 'not run'"
+
+
+def rows_of_the_paper():
+    """(dataset, rule, method, [mean, deviation or nothing]) for every figure of its main and fine-grained tables."""
+    for named, by_q in paper()["accuracy"].items():
+        dataset, _, kind = named.partition("-")
+        for q, by_method in by_q.items():
+            for method, figure in by_method.items():
+                yield dataset, f"{kind or 'uniform'}:q={q}", method, figure
+
+
+def test_every_row_of_the_papers_tables_has_a_preset_that_cites_it():
+    for dataset, rule, method, (mean, *deviation) in rows_of_the_paper():
+        cited = f"{mean:.2f}" + "".join(f" ± {value:.2f}" for value in deviation)
+        lines = [line.removeprefix("#").split(maxsplit=1) for line in opening(f"paper/{dataset}-{method}")]
+        assert [rule, cited] in lines, f"{dataset}, {rule}, {method}"
+
+
+def test_every_row_of_the_papers_tables_is_a_cell_of_a_suite():
+    rows = {(dataset, rule, method) for dataset, rule, method, _ in rows_of_the_paper()}
+    cells = [c.config for s in ("main", "svhn", "fine-grained") for c in expand(read_suite(f"paper-{s}"), seeds=1)]
+    assert len(rows) == len(cells) == 70
+    assert {(cell.source, cell.candidates, cell.method.name) for cell in cells} == rows
 
 
 def test_unknown_preset():
