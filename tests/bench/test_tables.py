@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _made import make_run
 
+from crosel.bench import expand, read_suite
 from crosel.errors import UserError
 from crosel.tables import build, collect, main_figures, make_tables, notes_of, paper, pick_format, render
 from crosel.tables.build import Row, Table
+from crosel.tables.paper import METRICS, Figure
 from crosel.tables.render import escape_latex, escape_markdown, latex_table, markdown_table
 from crosel.tables.statistics import Estimate
 
@@ -184,6 +187,17 @@ def test_paper_figures_are_those_of_the_targets() -> None:
     assert "CVPR 2024" in paper()["source"]
 
 
+def write_cells(folder: Path, suite: str) -> None:
+    """A run for each cell of a suite, as if it had ended at 50 %."""
+    for cell in expand(read_suite(suite), seeds=1):
+        run = folder / cell.name
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(cell.config.to_yaml(), encoding="utf-8")
+        shares = dict.fromkeys(("test_accuracy", "selection_ratio", "oracle_selection_accuracy"), 0.5)
+        row = {"epoch": cell.config.train.epochs, **shares}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("suite", "ablations"),
     [
@@ -198,14 +212,7 @@ def test_paper_figures_are_those_of_the_targets() -> None:
 )  # fmt: skip
 def test_each_ablation_suite_meets_the_papers_rows(tmp_path: Path, suite: str, ablations: list[str]) -> None:
     """Every cell of a suite has a figure of the paper beside it, and no figure of the paper is left over."""
-    from crosel.bench import expand, read_suite
-
-    for cell in expand(read_suite(suite), seeds=1):
-        folder = tmp_path / cell.name
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(cell.config.to_yaml(), encoding="utf-8")
-        row = {"epoch": cell.config.train.epochs, "test_accuracy": 0.5}
-        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    write_cells(tmp_path, suite)
     tables = build(collect([tmp_path]).finished)
     for table, ablation in zip(tables, ablations, strict=True):
         expected = sorted(row[0] for row in paper()["ablation"][ablation].values())
@@ -223,6 +230,94 @@ def test_a_schedule_with_its_own_weight_still_meets_the_main_table_and_the_scope
     assert {key: figures["accuracy"].mean for key, figures in found.items()} == {
         ("all", 1.0): 95.94, ("none", 1.0): 81.01, ("all", 2.0): 96.8,
     }  # fmt: skip
+
+
+def test_the_short_ablations_meet_the_papers_rows_and_say_of_which_data(tmp_path: Path) -> None:
+    """The paper has the components for CIFAR-100 only; scope, networks and λ_d for CIFAR-10 with q=0.5 as well."""
+    write_cells(tmp_path, "fast-ablations")
+    rows = rows_of(tmp_path)
+    expected = [
+        row
+        for ablation in ("components cifar100 q=0.1", "scope cifar10 q=0.5", "networks cifar10 q=0.5",
+                         "lambda_cr cifar10 q=0.5")
+        for name, row in paper()["ablation"][ablation].items()
+        # All components, with co-mix and without, are rows of the scope; λ_cr = 2 is not tried.
+        if "b3" not in name and name not in ("two", "2", "4")
+    ]  # fmt: skip
+    assert len(rows) == len(expected) == 12
+    shown = sorted([row.paper[metric].mean for metric in METRICS] for row in rows)
+    assert shown == sorted(expected)
+    other = {row.paper["accuracy"].mean: row.paper["accuracy"].other_data for row in rows}
+    assert {mean for mean, data in other.items() if data} == {73.12, 72.0, 77.04, 79.9}
+    assert set(other.values()) == {"", "cifar100 q=0.1"}
+    assert rows[0].paper["accuracy"].mean == 97.34  # nothing changed: first
+    text = make_tables([tmp_path]).text
+    (line,) = (line for line in text.splitlines() if "| criteria=1, scope=none |" in line)
+    assert "| 73.12 | 50.00 | 90.32 | 50.00 | 95.15 | cifar100 q=0.1 |" in line
+    assert "Where nothing else is said: criteria=1+2+3, dynamic_lambda=true, lambda_cr=4, lambda_cr_start=1, " in text
+    assert "ablations for cifar100 q=0.1 only; its whole method has 84.07 ± 0.16 there" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "rule", "change", "mean", "data"),
+    [
+        ("cifar10", "uniform:q=0.5", "method.gamma=0.8", 96.24, "cifar10 q=0.3"),
+        ("cifar10", "uniform:q=0.3", "method.gamma=0.8", 96.24, ""),
+        ("cifar100", "superclass:q=0.5", "method.networks=1", 81.39, "cifar100 q=0.1"),
+        ("svhn", "uniform:q=0.5", "method.networks=1", 96.51, "cifar10 q=0.5"),
+        ("digits", "uniform:q=0.5", "method.networks=1", math.nan, ""),
+        ("cifar10", "", "method.networks=1", math.nan, ""),
+    ],
+)
+def test_the_nearest_of_the_papers_data_are_taken(
+    tmp_path: Path, source: str, rule: str, change: str, mean: float, data: str
+) -> None:
+    make_run(tmp_path / "usual", source=source, rule=rule)
+    make_run(tmp_path / "changed", source=source, rule=rule, sets=(change,))
+    name, _, value = change.partition("=")
+    (row,) = (row for row in rows_of(tmp_path) if row.settings[name] == float(value))
+    figure = row.paper.get("accuracy", Figure(math.nan))
+    assert figure.mean == pytest.approx(mean, nan_ok=True)
+    assert figure.other_data == data
+
+
+def test_held_out_examples_have_tables_of_their_own(tmp_path: Path) -> None:
+    """The best of a study is chosen by them: it may not be taken for a result on the test set."""
+    make_run(tmp_path / "result", accuracy=0.8)
+    held_out = ("data.own_test=false", "data.test_share=0.1")
+    make_run(tmp_path / "a", accuracy=0.95, sets=held_out)
+    make_run(tmp_path / "b", accuracy=0.9, sets=(*held_out, "train.lr=0.2"))
+    result, study = build(collect([tmp_path]).finished)
+    assert (result.held_out, study.held_out) == (0, 0.1)
+    assert [row.best for row in result.rows + study.rows] == [False, True, False]
+    text = make_tables([tmp_path]).text
+    assert "### cifar10, uniform:q=0.5, accuracy on 0.1 of the training examples, held out" in text
+    assert "Held out: the test set was left alone" in text
+    lines = list(csv.DictReader(io.StringIO(make_tables([tmp_path], "csv").text)))
+    assert [line["held_out"] for line in lines] == ["0", "0.1", "0.1"]
+
+
+def test_only_what_a_row_has_of_its_own_is_shown(tmp_path: Path) -> None:
+    for name, sets in {"a": (), "b": ("method.gamma=0.8",), "c": ("train.lr=0.2",), "d": ("method.alpha=0.5",)}.items():
+        make_run(tmp_path / name, sets=sets)
+    make_run(tmp_path / "cc", method="cc")
+    shown = [line.split(" | ")[1] for line in make_tables([tmp_path]).text.splitlines() if line.startswith("| c")]
+    assert shown == ["", "alpha=0.5", "gamma=0.8", "train.lr=0.2", ""]
+    assert (
+        "\nWhere nothing else is said: train.lr=0.05; crosel: alpha=0.75, gamma=0.9.\n" in make_tables([tmp_path]).text
+    )
+    assert "held out. Where nothing" not in make_tables([tmp_path], "latex").text
+    assert "uniform:q=0.5. Where nothing else is said" in make_tables([tmp_path], "latex").text
+    full = [line["settings"] for line in csv.DictReader(io.StringIO(make_tables([tmp_path], "csv").text))]
+    assert full[0] == "alpha=0.75, gamma=0.9, train.lr=0.05"
+
+
+def test_of_two_rows_neither_is_the_usual_one(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", sets=("train.lr=0.2",))
+    text = make_tables([tmp_path]).text
+    assert "| train.lr=0.05 |" in text
+    assert "Where nothing else is said" not in text
 
 
 def test_what_the_paper_has_not_tried_has_no_figure(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""From runs to tables: one for each dataset and rule, a row for each group of runs that differ only in the seed."""
+"""From runs to tables: one for each dataset and rule, a row for each group of runs that differ only in the seed.
+
+Accuracies on held-out training examples, by which settings are chosen, never stand beside those on the test set.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +37,24 @@ class Row:
     best: bool = False
     test: PairedTest | None = None  # of the accuracy, against the best row, over the seeds both have
 
+    def departures(self, usual: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.items() if name not in usual or usual[name] != value}
+
 
 @dataclass(frozen=True)
 class Table:
     dataset: str
     rule: str
     rows: tuple[Row, ...]
+    held_out: float = 0.0  # share of the training examples on which accuracies are, in place of the test set
 
 
 def build(runs: Sequence[Run]) -> list[Table]:
     """Tables of finished runs."""
-    by_setting: dict[tuple[str, str], list[Run]] = {}
+    by_setting: dict[tuple[str, str, float], list[Run]] = {}
     for run in runs:
-        by_setting.setdefault((run.dataset, run.rule), []).append(run)
-    return [_table(dataset, rule, by_setting[dataset, rule]) for dataset, rule in sorted(by_setting)]
+        by_setting.setdefault((run.dataset, run.rule, run.held_out), []).append(run)
+    return [_table(*setting, by_setting[setting]) for setting in sorted(by_setting)]
 
 
 def group(runs: Sequence[Run]) -> list[list[Run]]:
@@ -64,7 +71,23 @@ def differing(groups: Sequence[Mapping[str, Any]]) -> set[str]:
     return {name for name in names if any(settings.get(name) != groups[0].get(name) for settings in groups)}
 
 
-def _table(dataset: str, rule: str, runs: Sequence[Run]) -> Table:
+def usual_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """By method: what more than half of the rows have in common, of the settings in which some differ.
+
+    Settings of a method are compared within its rows, the others within all.
+    """
+    usual: dict[str, dict[str, Any]] = {row.method: {} for row in rows}
+    for method, found in usual.items():
+        own = [row for row in rows if row.method == method]
+        for name in own[0].settings:
+            values = [row.settings.get(name) for row in (own if name.startswith("method.") else rows)]
+            for value in values:
+                if len(values) / 2 < values.count(value) < len(values):
+                    found[name] = value
+    return usual
+
+
+def _table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Table:
     groups = group(runs)
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for members in groups:
@@ -76,8 +99,9 @@ def _table(dataset: str, rule: str, runs: Sequence[Run]) -> Table:
         shown[method] |= {name for name in differing(settings) if name.startswith("method.")}
     beside = reference(dataset, by_method.get("crosel", []))
     rows = [_row(members, shown[members[0].method], beside) for members in groups]
-    rows.sort(key=_place)
-    return Table(dataset, rule, tuple(_compared(rows)))
+    usual = usual_settings(rows)
+    rows.sort(key=lambda row: _place(row, usual[row.method]))
+    return Table(dataset, rule, tuple(_compared(rows)), held_out)
 
 
 def _row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
@@ -128,9 +152,11 @@ def _compared(rows: Sequence[Row]) -> list[Row]:
     return out
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def _place(row: Row, usual: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As in the paper's tables; of one method the row from which the others depart first."""
     rank = _ORDER.index(row.method) if row.method in _ORDER else len(_ORDER)
-    return rank, row.method, row.network, row.epochs, [_sortable(value) for value in row.settings.values()]
+    values = [_sortable(value) for value in row.settings.values()]
+    return rank, row.method, row.network, row.epochs, bool(row.departures(usual)), values
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:

@@ -55,6 +55,11 @@ class Run:
         return str(self.settings.get("network.name", ""))
 
     @property
+    def held_out(self) -> float:
+        """Share of the training examples that stood in for the test set, which was left alone; 0 if it was not."""
+        return float(self.settings.get("data.test_share") or 0) if self.settings.get("data.own_test") is False else 0.0
+
+    @property
     def finished(self) -> bool:
         return 0 < self.epochs <= self.epochs_done
 

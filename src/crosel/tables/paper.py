@@ -25,6 +25,7 @@ _USUAL_OF = {"cifar100": {"method.lambda_cr": 1.0}, "svhn": {"method.gamma": 0.8
 class Figure:
     mean: float
     deviation: float | None = None
+    other_data: str = ""  # dataset and q that the paper has it for, where these are not the row's own
 
 
 @cache
@@ -45,6 +46,12 @@ def main_figures(dataset: str, rule: str, method: str) -> dict[str, Figure]:
     if selection and method == "crosel":
         out |= {metric: Figure(*pair) for metric, pair in zip(METRICS[1:], selection, strict=True)}
     return out
+
+
+def whole_method(data: str) -> Figure:
+    """The paper's accuracy without any ablation, on the data of an ablation ("cifar100 q=0.1")."""
+    dataset, q = data.split()
+    return main_figures(dataset, f"uniform:{q}", "crosel")["accuracy"]
 
 
 @dataclass(frozen=True)
@@ -73,28 +80,52 @@ def reference(dataset: str, rows: Sequence[Mapping[str, Any]]) -> Reference:
 
 def figures(dataset: str, rule: str, method: str, settings: Mapping[str, Any], beside: Reference) -> dict[str, Figure]:
     """Figures for a row: those of the main table, or, where it departs from the reference, those of the ablation that
-    changes just this. Nothing where the paper has no such row.
+    changes just this. The paper has each ablation for one or two kinds of data only: for others, the nearest is taken,
+    and named. Nothing where the paper has no such row.
     """
     if method != "crosel":
         return main_figures(dataset, rule, method)
-    changed = {name for name, value in beside.papers.items() if settings.get(name) != value}
-    if not changed:
+    departures = [
+        {name for name, value in usual.items() if settings.get(name) != value}
+        for usual in (beside.papers, beside.common)
+    ]
+    if not departures[0]:
         return main_figures(dataset, rule, method)
-    found = _ablation_figures(dataset, rule, settings, changed)
-    if not found:
-        changed = {name for name, value in beside.common.items() if settings.get(name) != value}
-        found = _ablation_figures(dataset, rule, settings, changed) if changed else {}
-    return found
-
-
-def _ablation_figures(dataset: str, rule: str, settings: Mapping[str, Any], changed: set[str]) -> dict[str, Figure]:
     name, q = _paper_setting(dataset, rule)
+    own = f"{name} q={q}"
+    for data in (own, *_nearest_first(name, q)):
+        for changed in filter(None, departures):
+            row = _ablation_row(data, settings, changed)
+            if row:
+                other = "" if data == own else data
+                return {metric: Figure(value, None, other) for metric, value in zip(METRICS, row, strict=True)}
+    return {}
+
+
+def _ablation_row(data: str, settings: Mapping[str, Any], changed: set[str]) -> list[float] | None:
+    """Of an ablation on these data ("cifar10 q=0.5") that changes no more than this."""
     for ablation, needed in _ABLATIONS.items():
         if changed <= needed:
-            row = paper()["ablation"].get(f"{ablation} {name} q={q}", {}).get(_row_name(ablation, settings))
+            row: list[float] | None = (
+                paper()["ablation"].get(f"{ablation} {data}", {}).get(_row_name(ablation, settings))
+            )
             if row:
-                return {metric: Figure(value) for metric, value in zip(METRICS, row, strict=True)}
-    return {}
+                return row
+    return None
+
+
+def _nearest_first(name: str, q: str) -> list[str]:
+    """The data that the paper has ablations for: the same images before others, then by q."""
+    if not q or name not in paper()["accuracy"]:
+        return []
+    # A key is the ablation's name, which may have spaces, the dataset and q.
+    known = {" ".join(key.split()[-2:]) for key, rows in paper()["ablation"].items() if isinstance(rows, dict)}
+
+    def distance(data: str) -> tuple[bool, float, str]:
+        dataset, its_q = data.split(" q=")
+        return dataset != name.partition("-")[0], abs(float(its_q) - float(q)), data
+
+    return sorted(known, key=distance)
 
 
 _ABLATIONS: dict[str, frozenset[str]] = {

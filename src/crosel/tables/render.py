@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from crosel.csv_cells import csv_line
 from crosel.report.parts import duration
-from crosel.tables.build import Row, Table
+from crosel.tables.build import Row, Table, usual_settings
 from crosel.tables.collect import Collection
-from crosel.tables.paper import METRICS, Figure, paper
+from crosel.tables.paper import METRICS, Figure, paper, whole_method
 from crosel.tables.statistics import Estimate, PairedTest
 
 TITLES = dict(zip(METRICS, ("accuracy", "S-ratio", "S-acc"), strict=True))
@@ -50,6 +50,14 @@ def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
         lines.append("Time is of all epochs, images/s their median; runs that shared a device were slower for it.")
     if any(row.paper for row in rows):
         lines.append(f"Paper: {paper()['setting']}; for other networks and lengths its figures are a mark to aim at.")
+    lines += [
+        f"The paper has some ablations for {data} only; its whole method has {estimate_text(whole_method(data))} there."
+        for data in sorted({other_data(row) for row in rows} - {""})
+    ]
+    if any(table.held_out for table in tables):
+        lines.append(
+            "Held out: the test set was left alone, as when choosing settings; the paper's figures are of the test set."
+        )
     if any(row.test for row in rows):
         lines.append(
             "p: two-sided paired t-test of the accuracy against the best row, over the seeds both have (how many);"
@@ -82,8 +90,20 @@ def test_text(test: PairedTest | None) -> str:
     return f"{'< 0.001' if test.p < 0.001 else f'{test.p:.3f}'} ({test.n})"
 
 
-def settings_text(row: Row) -> str:
-    return ", ".join(f"{name.removeprefix('method.')}={value_text(value)}" for name, value in row.settings.items())
+def settings_text(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.removeprefix('method.')}={value_text(value)}" for name, value in settings.items())
+
+
+def usual_text(table: Table) -> str:
+    """What holds for the rows that do not say otherwise."""
+    usual = usual_settings(table.rows)
+    shared = {name: value for found in usual.values() for name, value in found.items()}
+    parts = [settings_text({name: value for name, value in shared.items() if not name.startswith("method.")})]
+    for method, found in usual.items():
+        own = settings_text({name: value for name, value in found.items() if name.startswith("method.")})
+        parts.append(f"{method}: {own}" if own and len(usual) > 1 else own)
+    said = "; ".join(filter(None, parts))
+    return f"Where nothing else is said: {said}." if said else ""
 
 
 def value_text(value: Any) -> str:
@@ -94,10 +114,11 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _columns() -> list[Column]:
+def _columns(table: Table) -> list[Column]:
+    usual = usual_settings(table.rows)
     columns = [
         Column("method", lambda row: Text(row.method), right=False),
-        Column("settings", lambda row: Text(settings_text(row)), right=False),
+        Column("settings", lambda row: Text(settings_text(row.departures(usual[row.method]))), right=False),
         Column("network", lambda row: Text(row.network), right=False),
         Column("epochs", lambda row: Text(str(row.epochs))),
         Column("n", lambda row: Text(str(len(row.seeds)))),
@@ -115,6 +136,7 @@ def _columns() -> list[Column]:
             columns.append(Column("p", lambda row: Text(test_text(row.test))))
     return [
         *columns,
+        Column("paper's data, if other", lambda row: Text(other_data(row)), right=False),
         Column("time", lambda row: Text(duration(row.seconds.mean) if row.seconds else "")),
         Column("images/s", lambda row: Text(f"{row.images_per_second.mean:.0f}" if row.images_per_second else "")),
         Column("memory (MiB)", lambda row: Text(f"{row.peak_memory_mib:.0f}" if row.peak_memory_mib else "")),
@@ -124,12 +146,17 @@ def _columns() -> list[Column]:
 
 def _used(table: Table) -> tuple[list[Column], list[list[Text]]]:
     """The columns in which anything stands, and the cells."""
-    columns = [column for column in _columns() if any(column.cell(row).text for row in table.rows)]
+    columns = [column for column in _columns(table) if any(column.cell(row).text for row in table.rows)]
     return columns, [[column.cell(row) for column in columns] for row in table.rows]
 
 
+def other_data(row: Row) -> str:
+    return next((figure.other_data for figure in row.paper.values()), "")
+
+
 def title(table: Table) -> str:
-    return f"{table.dataset}, {table.rule}" if table.rule else table.dataset
+    held_out = f"accuracy on {table.held_out:g} of the training examples, held out" if table.held_out else ""
+    return ", ".join(filter(None, (table.dataset, table.rule, held_out)))
 
 
 # --- markdown -----------------------------------------------------------------------------------------------------
@@ -153,7 +180,9 @@ def markdown_table(table: Table) -> str:
 
     rule = "|".join("---:" if column.right else "---" for column in columns)
     head = [f"### {escape_markdown(title(table))}", "", line([column.title for column in columns]), f"|{rule}|"]
-    return "\n".join([*head, *(line([cell(text) for text in row]) for row in cells), ""])
+    usual = usual_text(table)
+    below = ["", escape_markdown(usual)] if usual else []
+    return "\n".join([*head, *(line([cell(text) for text in row]) for row in cells), *below, ""])
 
 
 def _markdown_notes(notes: Sequence[str]) -> list[str]:
@@ -184,8 +213,9 @@ def latex_table(table: Table) -> str:
     def line(parts: Sequence[str]) -> str:
         return " & ".join(parts) + r" \\"
 
+    caption = ". ".join(filter(None, (title(table), usual_text(table))))
     return "\n".join([
-        r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(title(table))}}}",
+        r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(caption)}}}",
         rf"\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}", r"\toprule",
         line([escape_latex(column.title) for column in columns]), r"\midrule",
         *(line([cell(text) for text in row]) for row in cells),
@@ -211,7 +241,7 @@ def csv_text(tables: Sequence[Table]) -> str:
     metric_names = [f"{stem}{metric}{end}" for metric in METRICS for stem in ("", "paper_") for end in ("", "_sd")]
     write([
         "dataset", "candidates", "method", "settings", "network", "epochs", "n", "seeds", *metric_names, "best", "p",
-        "pairs", "seconds", "images_per_second", "peak_memory_mib", "hardware",
+        "pairs", "seconds", "images_per_second", "peak_memory_mib", "hardware", "held_out", "paper_data",
     ])  # fmt: skip
     for table in tables:
         for row in table.rows:
@@ -220,11 +250,12 @@ def csv_text(tables: Sequence[Table]) -> str:
                 for value in (row.metrics.get(metric), row.paper.get(metric)):
                     numbers += [_full(value.mean if value else None), _full(value.deviation if value else None)]
             write([
-                table.dataset, table.rule, row.method, settings_text(row), row.network, row.epochs, len(row.seeds),
-                " ".join(map(str, row.seeds)), *numbers, int(row.best), _full(row.test.p if row.test else None),
-                row.test.n if row.test else "", _full(row.seconds.mean if row.seconds else None),
+                table.dataset, table.rule, row.method, settings_text(row.settings), row.network, row.epochs,
+                len(row.seeds), " ".join(map(str, row.seeds)), *numbers, int(row.best),
+                _full(row.test.p if row.test else None), row.test.n if row.test else "",
+                _full(row.seconds.mean if row.seconds else None),
                 _full(row.images_per_second.mean if row.images_per_second else None), _full(row.peak_memory_mib),
-                "; ".join(row.hardware),
+                "; ".join(row.hardware), _full(table.held_out), other_data(row),
             ])  # fmt: skip
     return b"".join(lines).decode("utf-8")
 
