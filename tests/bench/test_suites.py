@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from crosel.bench import expand, list_lines, parse_suite, read_suite, suites
+from crosel.config import dotted
 from crosel.errors import UserError
 
 BASE = {"source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3"}
@@ -123,6 +124,20 @@ def test_the_main_table_is_complete() -> None:
     assert len(cells) == 2 * 3 * 7
     pico = next(cell for cell in cells if cell.name == "cifar100-q0.05/pico-seed0")
     assert (pico.config.train.epochs, pico.config.train.batch_size) == (800, 256)
+
+
+def test_the_study_tries_each_choice_both_ways() -> None:
+    """Settings of the lines on which paper and released code differ, and of the schedule."""
+    nothing, *others = (dotted(cell.config.model_dump(mode="json")) for cell in expand(read_suite("study-cifar10")))
+    changed = {name for other in others for name in other if other[name] != nothing[name]}
+    assert changed >= {
+        "method.temperature", "method.target_mode", "method.warmup_view", "method.mix_per_pair", "method.average",
+        "method.networks", "augment.strong_ops", "train.schedule",
+        "method.warmup", "method.temperature_start", "method.lambda_cr_start", "method.gamma_start", "train.lr",
+        "train.batch_size", "train.weight_decay", "train.average",
+    }  # fmt: skip
+    # The test images are left alone.
+    assert {(cell["data.own_test"], cell["data.test_share"]) for cell in (nothing, *others)} == {(False, 0.1)}
 
 
 def test_list_shows_a_command_for_each_cell(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_unfinished_runs_are_marked_not_mixed_in(tmp_path: Path) -> None:
     assert [run.path.name for run in collection.finished] == ["a"]
     assert [run.path.name for run in collection.unfinished] == ["b", "c"]
     text = make_tables([tmp_path]).text
+    assert text.count("| paper |") == 1  # of the accuracy: we have neither S-ratio nor S-acc here
     assert f"- Not finished: {tmp_path / 'b'} (epoch 1 of 2)" in text
     assert "80.00" in text
 
@@ -255,7 +256,7 @@ def test_the_short_ablations_meet_the_papers_rows_and_say_of_which_data(tmp_path
     (line,) = (line for line in text.splitlines() if "| criteria=1, scope=none |" in line)
     assert "| 73.12 | 50.00 | 90.32 | 50.00 | 95.15 | cifar100 q=0.1 |" in line
     assert "Where nothing else is said: criteria=1+2+3, dynamic_lambda=true, lambda_cr=4, lambda_cr_start=1, " in text
-    assert "ablations for cifar100 q=0.1 only; its whole method has 84.07 ± 0.16 there" in text
+    assert "Figures for cifar100 q=0.1 are the paper's nearest; its whole method has 84.07 ± 0.16 there." in text
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def read_run(path: Path) -> Run:
         str(settings.get("candidates") or ""),
         method,
         seed,
-        {name: value for name, value in settings.items() if name not in _ASIDE},
+        deciding(settings),
         known[-1]["epoch"] if known else 0,
         known[-1] if known else {},
         sum(seconds) if seconds else None,
@@ -145,6 +145,11 @@ def read_run(path: Path) -> Run:
         max(memory) if memory else None,
         _hardware(path / "environment.json"),
     )
+
+
+def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of settings by their dotted names, those that decide what is learnt and have no place of their own in a Run."""
+    return {name: value for name, value in settings.items() if name not in _ASIDE}
 
 
 def _with_splits_of_seeds(runs: Sequence[Run]) -> list[Run]:

@@ -51,7 +51,7 @@ def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
     if any(row.paper for row in rows):
         lines.append(f"Paper: {paper()['setting']}; for other networks and lengths its figures are a mark to aim at.")
     lines += [
-        f"The paper has some ablations for {data} only; its whole method has {estimate_text(whole_method(data))} there."
+        f"Figures for {data} are the paper's nearest; its whole method has {estimate_text(whole_method(data))} there."
         for data in sorted({other_data(row) for row in rows} - {""})
     ]
     if any(table.held_out for table in tables):
@@ -131,7 +131,8 @@ def _columns(table: Table) -> list[Column]:
         def papers(row: Row, metric: str = metric) -> Text:
             return Text(estimate_text(row.paper.get(metric)))
 
-        columns += [Column(f"{TITLES[metric]} (%)", ours), Column("paper", papers)]
+        if any(metric in row.metrics for row in table.rows):
+            columns += [Column(f"{TITLES[metric]} (%)", ours), Column("paper", papers)]
         if metric == "accuracy":
             columns.append(Column("p", lambda row: Text(test_text(row.test))))
     return [

@@ -1,0 +1,223 @@
+"""Write the tables of docs/rows.md from the runs under results/: `python docs/rows.py`.
+
+A run belongs to a row if it was made with the row's settings, whatever its folder is called: those of a preset as it is
+now, or of a suite's cell. Nothing is chosen by accuracy. A test writes the tables again and compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crosel.bench import expand, read_suite
+from crosel.config import RunConfig, build_config, dotted
+from crosel.tables import Estimate, Run, collect, estimate, main_figures
+from crosel.tables.build import group
+from crosel.tables.collect import deciding
+from crosel.tables.paper import Figure, figures, reference, whole_method
+from crosel.tables.render import estimate_text
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "rows.md"
+RESULTS = DOCS.parent / "results"
+KEYS = {"accuracy": "test_accuracy", "S-ratio": "selection_ratio", "S-acc": "oracle_selection_accuracy"}
+NOISE = 0.5  # points by which one seed's accuracy may differ from another's
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a setting must reach (in per cent) within some minutes of one H200."""
+
+    title: str
+    source: str
+    rule: str
+    preset: str
+    minutes: int
+    must: Mapping[str, float] = field(hash=False)
+
+    @property
+    def config(self) -> RunConfig:
+        return build_config(preset=self.preset, values={"source": self.source, "candidates": self.rule})
+
+
+BARS = (
+    Bar("CIFAR-10, q = 0.5", "cifar10", "uniform:q=0.5", "fast/cifar10-crosel", 10, {"accuracy": 95}),
+    Bar("CIFAR-10, q = 0.5", "cifar10", "uniform:q=0.5", "fast/cifar10-crosel-30min", 30,
+        {"accuracy": 96.5, "S-ratio": 90, "S-acc": 99}),
+    Bar("CIFAR-10, q = 0.1", "cifar10", "uniform:q=0.1", "fast/cifar10-crosel", 10, {"accuracy": 95.5}),
+    Bar("CIFAR-10, q = 0.3", "cifar10", "uniform:q=0.3", "fast/cifar10-crosel", 10, {"accuracy": 95.5}),
+    Bar("CIFAR-100, q = 0.1", "cifar100", "uniform:q=0.1", "fast/cifar100-crosel", 30, {"accuracy": 78, "S-acc": 97}),
+    Bar("CIFAR-100, superclass, q = 0.5", "cifar100", "superclass:q=0.5", "fast/cifar100-crosel", 30, {"accuracy": 76}),
+    Bar("SVHN, q = 0.5", "svhn", "uniform:q=0.5", "fast/svhn-crosel", 15, {"accuracy": 96.5, "S-ratio": 90}),
+)  # fmt: skip
+
+
+def is_run_of(run: Run, config: RunConfig) -> bool:
+    """Whether the run was made with these settings, but for the seed."""
+    asked = deciding(dotted(config.model_dump(mode="json")))
+    if "flip" not in config.augment.model_fields_set:
+        asked.pop("augment.flip")  # the data decide
+    same = all(run.settings.get(name) == value for name, value in asked.items() if name != "data.split_seed")
+    return same and (run.dataset, run.rule, run.method) == (config.source, config.candidates, config.method.name)
+
+
+def gpu_runs(results: Path = RESULTS) -> list[Run]:
+    """Finished runs of the paper's data on a GPU; other folders (`agreement/`, `trials/`) hold other measurements."""
+    folders = [folder for folder in sorted(results.iterdir()) if re.match("cifar|svhn", folder.name)]
+    return [run for run in collect(folders).finished if "NVIDIA" in run.hardware]
+
+
+def mean(runs: Sequence[Run], name: str) -> Estimate | None:
+    values = [100 * float(run.last[KEYS[name]]) for run in runs if run.last.get(KEYS[name]) is not None]
+    return estimate(values) if values else None
+
+
+def share(value: Estimate | Figure | None) -> str:
+    return f"{estimate_text(value)} %" if value else ""
+
+
+def measured(runs: Sequence[Run]) -> list[str]:
+    """Cells: accuracy, S-ratio, S-acc."""
+    return [share(mean(runs, name)) for name in KEYS] if runs else ["not run", "", ""]
+
+
+def kept(runs: Sequence[Run], results: Path) -> list[str]:
+    """Cells: seconds of all epochs, seeds, folders."""
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    names = dict.fromkeys(re.sub(r"-seed\d+$", "-seedN", str(run.path.relative_to(results))) for run in runs)
+    return [
+        f"{estimate(seconds).mean:.0f}" if seconds else "",
+        ", ".join(map(str, sorted(run.seed for run in runs))),
+        ", ".join(f"`{name}`" for name in names),
+    ]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- the tables ---------------------------------------------------------------------------------------------------
+
+
+def bars(runs: Sequence[Run], results: Path = RESULTS) -> str:
+    rows = []
+    for bar in BARS:
+        mine = [run for run in runs if is_run_of(run, bar.config)]
+        aim = main_figures(bar.source, bar.rule, "crosel")
+        must = [f"{value:g} %" if name == "accuracy" else f"{name} {value:g} %" for name, value in bar.must.items()]
+        papers = [
+            f"{'' if name == 'accuracy' else f'{name} '}{figure.mean:.2f} %"
+            for name, figure in zip(KEYS, aim.values(), strict=False)
+        ]
+        rows.append([
+            bar.title, f"{bar.minutes} min", ", ".join(must), ", ".join(papers), *measured(mine),
+            shortfall(bar, mine), *kept(mine, results), f"`{bar.preset}`",
+        ])  # fmt: skip
+    head = ("setting", "at most", "bar", "paper", "ours", "S-ratio", "S-acc", "bar met", "seconds", "seeds", "folder",
+            "preset")  # fmt: skip
+    return table(head, rows)
+
+
+def shortfall(bar: Bar, runs: Sequence[Run]) -> str:
+    """ "yes", or by how much each bar was missed."""
+    if not runs:
+        return ""
+    missed = []
+    for name, least in bar.must.items():
+        value = mean(runs, name)
+        if value is None or value.mean < least:
+            missed.append(f"{name} {f'{least - value.mean:.2f} short' if value else 'not known'}")
+    longest = max((run.seconds or 0.0 for run in runs), default=0.0)
+    if longest > 60 * bar.minutes:
+        missed.append(f"{longest - 60 * bar.minutes:.0f} s too long")
+    return ", ".join(missed) or "yes"
+
+
+def others(runs: Sequence[Run], results: Path = RESULTS) -> str:
+    """Every other run of CroSel on test images of these settings: none is left out for its figures."""
+    taken = [bar.config for bar in BARS] + [cell.config for cell in expand(read_suite("fast-ablations"))]
+    rows = []
+    for title, source, rule in dict.fromkeys((bar.title, bar.source, bar.rule) for bar in BARS):
+        here = [
+            run
+            for run in runs
+            if (run.dataset, run.rule, run.method, run.held_out) == (source, rule, "crosel", 0)
+            and not any(is_run_of(run, config) for config in taken)
+        ]
+        rows += [
+            [title, members[0].network, str(members[0].epochs), *measured(members), *kept(members, results)]
+            for members in group(here)
+        ]
+    head = ("setting", "network", "epochs", "accuracy", "S-ratio", "S-acc", "seconds", "seeds", "folder")
+    return table(head, rows)
+
+
+def cells(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig, list[Run]]]:
+    """By what is changed: the settings of a suite's cell, and its runs."""
+    out = {}
+    for cell in expand(read_suite(suite), seeds=1):
+        change = cell.name.partition("change=")[2].removesuffix("-seed0")
+        out[change] = (cell.config, [run for run in runs if is_run_of(run, cell.config)])
+    return out
+
+
+def ablations(runs: Sequence[Run], results: Path = RESULTS) -> str:
+    """Each ablation beside the paper's row, and what it costs: on other data only the difference can be compared."""
+    found = cells("fast-ablations", runs)
+    settings = {change: dotted(config.model_dump(mode="json")) for change, (config, _) in found.items()}
+    beside = reference("cifar10", list(settings.values()))
+    whole = mean(found["nothing"][1], "accuracy")
+    rows = []
+    for change, (_, mine) in found.items():
+        papers = list(figures("cifar10", "uniform:q=0.5", "crosel", settings[change], beside).values())
+        data = papers[0].other_data or "cifar10 q=0.5"
+        theirs = papers[0].mean - whole_method(data).mean
+        ours = mean(mine, "accuracy")
+        cost = ours.mean - whole.mean if ours and whole else None
+        rows.append([
+            f"`{change}`", *measured(mine), *(share(Figure(figure.mean)) for figure in papers), data,
+            "" if cost is None else f"{cost:+.2f}", f"{theirs:+.2f}",
+            "" if cost is None or change == "nothing" else agreement(cost, theirs), *kept(mine, results),
+        ])  # fmt: skip
+    head = ("change", "accuracy", "S-ratio", "S-acc", "paper: accuracy", "S-ratio", "S-acc", "paper's data",
+            "difference, ours", "difference, paper", "agrees", "seconds", "seeds", "folder")  # fmt: skip
+    return table(head, rows)
+
+
+def agreement(ours: float, papers: float) -> str:
+    if abs(ours) < NOISE:
+        return "too small to tell"
+    return "yes" if ours * papers > 0 else "no"
+
+
+def study(runs: Sequence[Run], results: Path = RESULTS) -> str:
+    found = cells("study-cifar10", runs)
+    base = mean(found["nothing"][1], "accuracy")
+    rows = []
+    for change, (_, mine) in found.items():
+        ours = mean(mine, "accuracy")
+        difference = f"{ours.mean - base.mean:+.2f}" if ours and base else ""
+        rows.append([f"`{change}`", *measured(mine), difference, *kept(mine, results)])
+    head = ("change", "held-out accuracy", "S-ratio", "S-acc", "difference", "seconds", "seeds", "folder")
+    return table(head, rows)
+
+
+TABLES = {"bars": bars, "others": others, "ablations": ablations, "study": study}
+_PLACE = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def filled(page: str, results: Path = RESULTS) -> str:
+    """The page with its tables written anew."""
+    runs = gpu_runs(results)
+    return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](runs, results)}\n\n{found[3]}", page)
+
+
+def main() -> None:
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
