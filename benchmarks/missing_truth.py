@@ -92,7 +92,7 @@ class Flags:
     def on_state(self, session: Any) -> None: ...
     def on_epoch(self, session: Any, row: dict[str, Any]) -> None:
         if session.config.method.outside != "keep":
-            flagged = session.method.outside.cpu().numpy()
+            flagged = session.method.outside.found.cpu().numpy()
             self.counts.append((int(flagged.sum()), int((flagged & self.missing).sum())))
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from crosel.methods.base import Batch, Problem
-from crosel.methods.crosel import CroSel, CroSelSettings, renew_outside
+from crosel.methods.crosel import CroSel, CroSelSettings
+from crosel.methods.outside import renew_outside
 
 N, K, WARMUP = 12, 4, 2
 OUTSIDE = [3, 7]  # examples that both networks are sure of, with label 3, which no set holds
@@ -104,12 +105,12 @@ def test_an_example_comes_back_only_when_all_agree_on_a_label_inside(mode):
     labels[:, OUTSIDE] = torch.tensor([2, 1])  # 3 has label 2 in its set, 7 has 1
     labels[1, 7] = 2  # inside as well, but not the same
     for epoch in range(4, 7):
-        assert method.outside.nonzero().flatten().tolist() == OUTSIDE, "one or two epochs are not stable"
-        assert method.outside_label[OUTSIDE].tolist() == [3, 3], "what was found is remembered"
+        assert method.outside.found.nonzero().flatten().tolist() == OUTSIDE, "one or two epochs are not stable"
+        assert method.outside.label[OUTSIDE].tolist() == [3, 3], "what was found is remembered"
         method.begin_epoch(epoch)
         observe(method, labels, torch.full((2, N), 0.95))
         method.end_epoch(epoch)
-    assert method.outside_label[OUTSIDE].tolist() == [-1, 3]
+    assert method.outside.label[OUTSIDE].tolist() == [-1, 3]
 
 
 def test_what_is_taken_is_learnt_with_the_label_that_was_found():
@@ -120,7 +121,7 @@ def test_what_is_taken_is_learnt_with_the_label_that_was_found():
     method.end_epoch(4)
     method.begin_epoch(5)
     assert (method.labels[:, OUTSIDE] == 1).all()
-    assert method._sets(torch.tensor(OUTSIDE)).tolist() == [[False, False, False, True]] * 2
+    assert method.outside.sets(sets()[OUTSIDE], torch.tensor(OUTSIDE)).tolist() == [[False, False, False, True]] * 2
     batch = {f"selected_{v}": Batch(torch.tensor([3, 7]), {"weak": torch.randn(2, INPUTS)}) for v in (0, 1)}
     report = method.loss(batch, torch.Generator().manual_seed(0)).report
     logits = [method.networks[v](batch[f"selected_{v}"]["weak"]) for v in (0, 1)]
@@ -143,21 +144,21 @@ def test_only_what_both_are_stable_and_sure_of_with_one_label(mode):
         if epoch == 2:
             wavering[1, 5] = 1  # one was not stable
         observe(method, wavering, confidence)
-        assert not method.outside.any(), "nothing is stable before the bank is full"
+        assert not method.outside.found.any(), "nothing is stable before the bank is full"
         method.end_epoch(epoch)
-    assert (~method.outside).nonzero().flatten().tolist() == [0, 1, 2, 4, 5]
+    assert (~method.outside.found).nonzero().flatten().tolist() == [0, 1, 2, 4, 5]
     assert method.metrics()["outside_ratio"] == pytest.approx(7 / 12)
 
 
 def test_threshold_of_its_own():
-    assert not selecting(outside="take", sure=0.6).outside.any()
+    assert not selecting(outside="take", sure=0.6).outside.found.any()
     method = selecting(outside="take", sure=0.6, outside_gamma=0.5)
-    assert method.outside.nonzero().flatten().tolist() == OUTSIDE
+    assert method.outside.found.nonzero().flatten().tolist() == OUTSIDE
     assert method.selected[0].nonzero().flatten().tolist() == [0, 1, 2, 4, 5], "γ itself is as before"
     assert method.training_labels().stable[:, OUTSIDE].all()
     # Above γ it does not count: what is selected must be stable, too.
     high = selecting(outside="take", sure=0.95, outside_gamma=0.99)
-    assert high.outside.nonzero().flatten().tolist() == OUTSIDE
+    assert high.outside.found.nonzero().flatten().tolist() == OUTSIDE
 
 
 # --- what becomes of them -----------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_the_warm_up_heeds_them_too(mode):
     expected = sets()
     if mode == "take":
         expected[OUTSIDE] = torch.tensor([False, False, False, True])
-    assert torch.equal(method._sets(index), expected)
+    assert torch.equal(method.outside.sets(sets(), index), expected)
     assert torch.equal(method.candidates, sets()), "the sets themselves stay"
 
 
@@ -207,7 +208,7 @@ def test_cc_learns_the_new_label_in_the_warm_up():
 
 def test_a_warm_up_without_anything_left_takes_all():
     method = selecting(outside="drop")
-    method.outside_label.fill_(3)
+    method.outside.label.fill_(3)
     method.begin_epoch(WARMUP)
     assert pools(method) == {"all_0": None, "all_1": None}
 
@@ -241,7 +242,7 @@ def test_share_selected_in_the_weight_of_co_mix():
 @pytest.mark.parametrize(("mode", "streams"), [("drop", set()), ("take", {"selected_0", "selected_1"})])
 def test_everything_outside(mode, streams):
     method = selecting(outside=mode)
-    method.outside_label.fill_(3)
+    method.outside.label.fill_(3)
     method.selected.fill_(False)
     method.begin_epoch(4)
     assert set(method.streams()) == streams
@@ -252,7 +253,7 @@ def test_everything_outside(mode, streams):
 
 def test_one_network_alone_can_flag():
     method = selecting(outside="take", networks=1)
-    assert method.outside.nonzero().flatten().tolist() == OUTSIDE
+    assert method.outside.found.nonzero().flatten().tolist() == OUTSIDE
     assert set(OUTSIDE) <= set(pools(method)["selected_0"] or ())
 
 
@@ -277,7 +278,7 @@ def test_keep_is_the_default_and_leaves_no_trace():
     assert method.settings.outside == "keep"
     assert not any("outside" in name for name, _ in method.named_buffers())
     assert not any("outside" in name for name in method.metrics())
-    assert set(method.state_dict()) == {n for n in selecting(outside="take").state_dict() if n != "outside_label"}
+    assert set(method.state_dict()) == {n for n in selecting(outside="take").state_dict() if n != "outside.label"}
 
 
 def plain_streams(method: CroSel) -> dict[str, Any]:
@@ -324,7 +325,7 @@ def test_keep_is_bit_identical_whatever_is_outside():
 def test_state_carries_over(mode):
     method, fresh = selecting(outside=mode), build(seed=5, outside=mode)
     state = {name: value.clone() for name, value in method.state_dict().items()}
-    assert (state["outside_label"] >= 0).sum() == 2
+    assert (state["outside.label"] >= 0).sum() == 2
     fresh.load_state_dict(state)
     fresh.begin_epoch(4)
     fresh.train()
@@ -333,13 +334,21 @@ def test_state_carries_over(mode):
     assert steps(fresh)[0] == steps(method)[0]
 
 
+def test_checkpoints_that_name_the_labels_otherwise_can_be_used():
+    method, fresh = selecting(outside="drop"), build(seed=5, outside="drop")
+    old = method.state_dict()
+    old["outside_label"] = old.pop("outside.label")
+    fresh.load_state_dict(old)
+    assert torch.equal(fresh.outside.label, method.outside.label)
+
+
 @pytest.mark.parametrize("mode", ["drop", "take"])
 def test_the_step_never_waits_for_the_device(mode):
     torch.manual_seed(0)
     problem = Problem(random_sets(24, 5), epochs=6)
     method = CroSel(CroSelSettings(warmup=1, outside=mode), problem, lambda: ToyNetwork(5))
     method.selected[:, :9], method.labels[:, :9] = True, 1
-    method.outside_label[9:12] = 2
+    method.outside.label[9:12] = 2
     assert_never_waits(method, epoch=3)
 
 

@@ -29,10 +29,7 @@ Where paper and released code part, and what we do:
 * λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
 
-Beyond the paper, off by default: `outside`, for sets that may miss the truth. An example that all networks are stable
-and confident about (β2, β3), with one same label outside S, is dropped, or taken with that label (`renew_outside`),
-from the moment the banks are full, and until they are so about a label inside S: a warm-up that goes on with a wrong
-set learns it by heart. Either way it leaves co-mix, whose targets lie in S and would be wrong.
+Beyond the paper, off by default: `outside`, for sets that may miss the truth (`crosel.methods.outside`).
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.bank import MemoryBank, agreed_labels, label_is_candidate
+from crosel.bank import MemoryBank
 from crosel.compute.lanes import Lanes
 from crosel.errors import UserError
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
@@ -60,6 +57,7 @@ from crosel.methods.base import (
     TrainingLabels,
     register,
 )
+from crosel.methods.outside import TREATMENTS, Keep
 from crosel.nets import apart
 
 View = Literal["plain", "weak", "strong"]
@@ -118,18 +116,6 @@ def dynamic_weight(selected_share: float, lambda_cr: float) -> float:
 def ramp(start: float | None, end: float, progress: float) -> float:
     """Go linearly from start to end as progress goes from 0 to 1; without a start, stay at the end."""
     return end if start is None else start + (end - start) * min(1.0, max(0.0, progress))
-
-
-def renew_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
-    """Labels [n] of the examples whose set seems to miss the truth (-1: the others), after one more epoch.
-
-    Where all networks are stable and confident ([v, n]) about one same label ([v, n]), that label decides, outside S or
-    inside. Elsewhere what was known stays: networks waver while they learn, and an example that is sent back to its
-    wrong set each time is soon learnt by heart.
-    """
-    agreed = agreed_labels(labels, stable)
-    inside = label_is_candidate(agreed.long(), candidates)
-    return torch.where(agreed >= 0, agreed.masked_fill(inside, -1), known)
 
 
 class CroSelSettings(MethodSettings):
@@ -199,7 +185,7 @@ class CroSel(Method):
     lambda_d: Tensor
     temperature: Tensor
     gamma_used: Tensor
-    outside_label: Tensor  # int32 [n], -1 for none; only where the setting `outside` is not "keep"
+    outside: Keep  # or another treatment of examples whose set seems to miss the truth
 
     def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network, networks=settings.networks)
@@ -218,14 +204,8 @@ class CroSel(Method):
         self.register_buffer("lambda_d", torch.zeros(()), persistent=False)
         self.register_buffer("temperature", torch.ones(()), persistent=False)
         self.register_buffer("gamma_used", torch.tensor(settings.gamma))
-        if settings.outside != "keep":  # else checkpoints stay as they were
-            self.register_buffer("outside_label", torch.full((problem.n,), -1, dtype=torch.int32))
+        self.outside = TREATMENTS[settings.outside](problem.n)
         self._watching = False
-
-    @property
-    def outside(self) -> Tensor:
-        """Examples that are dropped or taken: bool [n]."""
-        return self.outside_label >= 0
 
     def teacher(self, network: int) -> int:
         """The network whose selection `network` learns from."""
@@ -239,24 +219,15 @@ class CroSel(Method):
         self.phase = "warm-up" if epoch <= self.warmup else "selection"
         progress = self._progress(epoch)
         lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, progress) if s.scope != "none" else 0.0
-        share = self._selected_share() if s.dynamic_lambda else 0.0
+        share = self.outside.selected_share(self.selected) if s.dynamic_lambda else 0.0
         self.lambda_d.fill_(dynamic_weight(share, lambda_cr) if self.phase == "selection" else 0.0)
         self.temperature.fill_(ramp(s.temperature_start, s.temperature, progress))
-
-    def _selected_share(self) -> float:
-        """r_s. What is taken counts as selected; what is dropped does not count at all."""
-        if self.settings.outside == "keep":
-            return float(self.selected.float().mean())
-        if self.settings.outside == "take":
-            return float((self.selected | self.outside).float().mean())
-        left = self.selected[:, ~self.outside]
-        return float(left.float().mean()) if left.numel() else 0.0
 
     def streams(self) -> dict[str, Stream]:
         s, streams = self.settings, {}
         for v in range(len(self.networks)):
             if self.phase == "warm-up":
-                streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self._warmup_pool())
+                streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self.outside.warmup_pool())
                 continue
             chosen, mixed = self._selection_pools(v)
             if len(chosen):
@@ -265,19 +236,11 @@ class CroSel(Method):
                 streams[f"all_{v}"] = Stream(("weak", "strong"), pool=mixed)
         return streams
 
-    def _warmup_pool(self) -> Tensor | None:
-        """What the warm-up draws from: all examples (None), or all but those that are dropped."""
-        if self.settings.outside != "drop" or bool(self.outside.all()):
-            return None
-        return (~self.outside).nonzero().squeeze(1)
-
     def _selection_pools(self, v: int) -> tuple[Tensor, Tensor | None]:
         """What network v draws from after the warm-up: labels of its teacher's choice, and co-mix (None: all)."""
         chosen = self.selected[self.teacher(v)]
-        mixed = ~chosen if self.settings.scope == "unselected" else None
-        if self.settings.outside != "keep":
-            chosen = chosen | self.outside if self.settings.outside == "take" else chosen & ~self.outside
-            mixed = ~self.outside if mixed is None else mixed & ~self.outside
+        mixed = self.outside.mixed(~chosen if self.settings.scope == "unselected" else None)
+        chosen = self.outside.selected(chosen)
         return chosen.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
@@ -296,7 +259,7 @@ class CroSel(Method):
         """CC's loss, for network v."""
         batch = batches[f"all_{v}"]
         logits = self.networks[v](batch[self.settings.warmup_view])
-        return {"loss": cc_loss(logits, self._sets(batch.index))}
+        return {"loss": cc_loss(logits, self.outside.sets(self.candidates[batch.index], batch.index))}
 
     def _selection_losses(self, v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
         """Eq. (13) and its two parts, for network v."""
@@ -307,28 +270,12 @@ class CroSel(Method):
         logits = apart(network, *passes, *([] if mixed is None else [mixed[0]]))
         selected = comix = self.lambda_d.new_zeros(())
         if chosen is not None:
-            selected = selected_loss(logits[0], self._selected_labels(v, chosen.index))
+            labels = self.labels[self.teacher(v)][chosen.index].long()
+            selected = selected_loss(logits[0], self.outside.labels(labels, chosen.index))
         if mixed is not None:
             comix = soft_cross_entropy(logits[-1], mixed[1])
         loss = total_loss(selected, comix, self.lambda_d)
         return {"loss": loss, "loss_selected": selected, "loss_comix": comix}
-
-    def _selected_labels(self, v: int, index: Tensor) -> Tensor:
-        """What network v's teacher selected, or what was taken from outside the set."""
-        labels = self.labels[self.teacher(v)][index].long()
-        if self.settings.outside != "take":
-            return labels
-        taken = self.outside_label[index].long()
-        return torch.where(taken >= 0, taken, labels)
-
-    def _sets(self, index: Tensor) -> Tensor:
-        """Candidate sets [B, k]; those of examples whose label was taken hold that label alone."""
-        sets = self.candidates[index]
-        if self.settings.outside != "take":
-            return sets
-        label = self.outside_label[index].long().unsqueeze(1)
-        alone = torch.zeros_like(sets).scatter_(1, label.clamp(min=0), True)
-        return torch.where(label >= 0, alone, sets)
 
     @torch.no_grad()
     def _mixed_views(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -376,10 +323,7 @@ class CroSel(Method):
             chosen = bank.select(self.candidates, gamma, s.criteria)
             self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
         self.epochs_selected += self.selected
-        if s.outside != "keep":
-            self.outside_label.copy_(
-                renew_outside(self.outside_label, self._stable(), self.labels, self.candidates)
-            )  # fmt: skip
+        self.outside.renew(self._stable(), self.labels, self.candidates)
 
     def _stable(self) -> Tensor:
         """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n]."""
@@ -395,9 +339,7 @@ class CroSel(Method):
             out |= {f"selection_ratio_{v + 1}": share for v, share in enumerate(shares)}
         if self.phase == "warm-up":  # which has neither: as in a step where nothing is selected and λ_d = 0
             out |= {"loss_selected": 0.0, "loss_comix": 0.0}
-        if self.settings.outside != "keep":
-            out["outside_ratio"] = float(self.outside.float().mean())
-        return out
+        return out | self.outside.metrics()
 
     def combine(self, outputs: Tensor) -> Tensor:
         return average_outputs(outputs, self.settings.average)
@@ -413,4 +355,6 @@ class CroSel(Method):
         # Checkpoints from before this table was kept: all that is known is the last epoch.
         if prefix + "selected" in state_dict:
             state_dict.setdefault(prefix + "epochs_selected", state_dict[prefix + "selected"].int())
+        if prefix + "outside_label" in state_dict:  # its name in earlier checkpoints
+            state_dict[prefix + "outside.label"] = state_dict.pop(prefix + "outside_label")
         super()._load_from_state_dict(state_dict, prefix, *rest)
