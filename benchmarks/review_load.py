@@ -31,7 +31,7 @@ TOKEN = "load"
 
 def examples(n: int, k: int) -> Any:
     from crosel.labels import FLAGS
-    from crosel.outcome import Selection
+    from crosel.outcome import SavedSelection
     from crosel.review.examples import Examples
 
     draw = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def examples(n: int, k: int) -> Any:
         sets, labels, p.max(axis=1).astype(np.float32), ["both"] * n,
         draw.choice(len(FLAGS), n, p=[0.7, 0.05, 0.15, 0.1]).astype(np.int8), "load",
         x=draw.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), probabilities=p,
-        selection=Selection(
+        selection=SavedSelection(
             np.stack([labels, labels]).astype(np.int32), draw.random((2, n)).astype(np.float32),
             draw.random((2, n)) < 0.8, draw.integers(0, 40, (2, n)).astype(np.int32),
             draw.integers(0, k, (2, 3, n)).astype(np.int32), draw.random((2, 3, n)).astype(np.float32),

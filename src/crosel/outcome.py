@@ -23,7 +23,7 @@ CELLS = 1 << 26  # entries of a table of probabilities that is kept, two bytes e
 
 
 @dataclass(frozen=True)
-class Selection:
+class SavedSelection:
     """Last epoch's labels, confidence and mask of each network, [v, n], and what came before."""
 
     labels: NDArray[np.int32]
@@ -87,7 +87,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def read_selection(path: Path, n: int) -> Selection | None:
+def read_selection(path: Path, n: int) -> SavedSelection | None:
     found = _read(path)
     names = ("labels", "confidence", "mask")
     shapes = {found[name].shape for name in names if name in found}
@@ -101,7 +101,7 @@ def read_selection(path: Path, n: int) -> Selection | None:
         epochs = None
     if past is None or sure is None or past.shape != sure.shape or past.ndim != 3 or past.shape[::2] != shape:
         past = sure = None
-    return Selection(found["labels"], found["confidence"], found["mask"], epochs, past, sure)
+    return SavedSelection(found["labels"], found["confidence"], found["mask"], epochs, past, sure)
 
 
 def read_predictions(path: Path, n: int, classes: int) -> Predictions:

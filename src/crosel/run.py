@@ -25,7 +25,7 @@ from crosel import checkpoint
 from crosel.config import RunConfig, check_config, dotted, read_yaml
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.limits import check_bytes
-from crosel.data.settings import Progress
+from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError, tell
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
@@ -330,7 +330,7 @@ def load_run(
     return session
 
 
-def load_data(config: RunConfig, data_dir: Path | None = None, progress: Progress | None = None) -> Dataset:
+def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """The data that a config names. A run's own file that has moved is looked for in the folder that is given."""
     folder = data_dir or (Path(config.data_dir) if config.data_dir else None)
     return load(locate(config.source, folder, moved=data_dir is not None), folder, config.data, progress)

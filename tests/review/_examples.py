@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from crosel.labels import FLAGS
-from crosel.outcome import Selection
+from crosel.outcome import SavedSelection
 from crosel.review.examples import Examples
 from crosel.review.search import Query
 from crosel.review.store import KINDS, Decision, Decisions
@@ -27,7 +27,7 @@ def made_up(n: int = 200, k: int = 12, seed: int = 0, side: int = 4, **changes: 
         "selected": [("both", "one", "neither")[i] for i in draw.integers(0, 3, n)],
         "flags": draw.integers(0, len(FLAGS), n).astype(np.int8), "version": "v1",
         "x": draw.integers(0, 256, (n, 3, side, side), dtype=np.uint8), "probabilities": p,
-        "selection": Selection(
+        "selection": SavedSelection(
             draw.integers(-1, k, (2, n)).astype(np.int32), draw.random((2, n)).astype(np.float32),
             draw.random((2, n)) < 0.5, draw.integers(0, 9, (2, n)).astype(np.int32),
             draw.integers(-1, k, (2, 3, n)).astype(np.int32), draw.random((2, 3, n)).astype(np.float32),

@@ -17,7 +17,7 @@ from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks
 
-Progress = Callable[[int], None]  # called with the number of predictions so far
+OnPredictions = Callable[[int], None]  # called with the number of predictions so far
 
 
 def predict_file(
@@ -27,7 +27,7 @@ def predict_file(
     top: int,
     device: torch.device,
     trust_code: bool = False,
-    progress: Progress | None = None,
+    progress: OnPredictions | None = None,
     say: Callable[[str], None] = tell,
 ) -> int:
     """Write id, label and probability of the `top` labels, chunk by chunk, to csv or jsonl; return how many."""

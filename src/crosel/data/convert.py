@@ -9,7 +9,7 @@ import numpy as np
 
 from crosel.data.annotate import draw_candidates, with_weights
 from crosel.data.dataset import Array, Dataset
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.sources import load
 from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
@@ -44,7 +44,7 @@ def convert(
     seed: int = 0,
     data_dir: Path | None = None,
     settings: DataSettings | None = None,
-    progress: Progress | None = None,
+    progress: OnImages | None = None,
 ) -> Summary:
     """Read a source, make its candidate sets by the rule, write them to `out` (npz), and say what they look like."""
     if out.suffix != ".npz":

@@ -13,7 +13,7 @@ import numpy as np
 
 from crosel.data.dataset import Dataset
 from crosel.data.limits import check_bytes, shown
-from crosel.data.settings import DataSettings, Format, Progress
+from crosel.data.settings import DataSettings, Format, OnImages
 from crosel.data.table import Table, as_features, meanings, refuse_our_labels, table_dataset
 from crosel.data.text import CsvFile
 from crosel.errors import UserError
@@ -114,12 +114,12 @@ def open_csv(path: Path, kind: Format | None = None) -> tuple[Table, Format]:
     return gather(path, source, chain([first], rows), kind), kind
 
 
-def read_csv(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+def read_csv(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     table, kind = open_csv(path, None if settings.format == "auto" else settings.format)
     return dataset_of(table, kind, settings, progress)
 
 
-def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: Progress | None) -> Dataset:
+def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if kind == "votes":
         from crosel.data.votes import long_votes
 

@@ -30,7 +30,7 @@ from crosel.files import TEMPORARY, disk_errors, make_folder, sync_folder
 from crosel.redact import without_login
 
 MIRROR = "CROSEL_MIRROR"
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says
+OnBytes = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says
 
 _ATTEMPTS = 5  # in a row without getting on
 _TIMEOUT = 30.0  # seconds without a byte
@@ -72,7 +72,7 @@ DATASETS: dict[str, tuple[Published, ...]] = {
 }
 
 
-def get(name: str, to: Path, mirror: str | None = None, progress: Progress | None = None) -> Path:
+def get(name: str, to: Path, mirror: str | None = None, progress: OnBytes | None = None) -> Path:
     """Put a dataset's published files into the folder `to` (for `--data`), and return it. What is there is not fetched.
 
     `mirror` (or the environment's CROSEL_MIRROR) is an address below which the files lie under their own names.
@@ -116,7 +116,7 @@ class _Broken(Exception):  # noqa: N818  (told to the user only if it does not g
     """The connection failed or ended early; another attempt may go on."""
 
 
-def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> None:
+def fetch(url: str, path: Path, md5: str, progress: OnBytes | None = None) -> None:
     """Download to `path` by way of `path`.part, going on where an earlier attempt ended."""
     part = path.with_name(path.name + ".part")
     try:
@@ -131,7 +131,7 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> N
     sync_folder(path.parent)
 
 
-def _fetch(url: str, stream: IO[bytes], path: Path, md5: str, progress: Progress | None) -> None:
+def _fetch(url: str, stream: IO[bytes], path: Path, md5: str, progress: OnBytes | None) -> None:
     left, restarted = _ATTEMPTS, False
     resumed = stream.seek(0, os.SEEK_END) > 0
     while True:
@@ -179,7 +179,7 @@ def _start_again(stream: IO[bytes]) -> None:
     stream.truncate()
 
 
-def _attempt(url: str, stream: IO[bytes], path: Path, progress: Progress | None) -> None:
+def _attempt(url: str, stream: IO[bytes], path: Path, progress: OnBytes | None) -> None:
     """One request; adds to the stream what it can. Disk errors go through, those of the network become _Broken."""
     have = stream.seek(0, os.SEEK_END)
     headers = {"User-Agent": f"crosel/{crosel.__version__}", "Accept-Encoding": "identity"}
@@ -219,9 +219,7 @@ def _position(response: Any) -> tuple[int, int | None]:
     return start, None if size is None else start + size
 
 
-def _copy(
-    response: Any, stream: IO[bytes], have: int, total: int | None, path: Path, progress: Progress | None
-) -> None:
+def _copy(response: Any, stream: IO[bytes], have: int, total: int | None, path: Path, progress: OnBytes | None) -> None:
     if total is not None and total > _MAX_FILE:
         raise UserError(f"{response.url}: {total:,} bytes, more than any of these files has; nothing was kept")
     while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.images import read_images
 from crosel.data.inputs import list_images
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
 
@@ -31,7 +31,7 @@ def _gather(folders: list[Path]) -> tuple[list[Path], list[str]]:
     return paths, names
 
 
-def read_folder(folder: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     classes = _classes(folder)
     split = [path.name for path in classes] == ["test", "train"]
     train = _gather(_classes(folder / "train") if split else classes)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from crosel.data.image_cache import ImageCache
 from crosel.data.limits import check_bytes, one_line, spoils_lines
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -100,7 +100,7 @@ def read_images(
     settings: DataSettings,
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
-    progress: Progress | None = None,
+    progress: OnImages | None = None,
 ) -> NDArray[np.uint8]:
     """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
@@ -122,7 +122,7 @@ def read_images(
 
 
 def _decode_all(
-    paths: Sequence[Path], settings: DataSettings, out: NDArray[np.uint8], progress: Progress | None
+    paths: Sequence[Path], settings: DataSettings, out: NDArray[np.uint8], progress: OnImages | None
 ) -> dict[int, Exception]:
     """Fill `out` on all cores. Ends soon after the first image that cannot be read; returns such, by row."""
     failed: dict[int, Exception] = {}

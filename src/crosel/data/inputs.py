@@ -13,7 +13,7 @@ import numpy as np
 from crosel.data.dataset import Array
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.limits import check_plain, shown
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
 
@@ -42,7 +42,7 @@ def list_images(folder: Path) -> list[Path]:
     return found
 
 
-def read_inputs(path: Path, settings: DataSettings | None = None, progress: Progress | None = None) -> Inputs:
+def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnImages | None = None) -> Inputs:
     """Read a folder of images, a csv, a jsonl or an npz file; labels are optional."""
     settings = settings or DataSettings()
     if path.is_dir():
@@ -70,7 +70,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: Prog
     raise UserError(f"{path}: cannot read inputs from '{path.suffix}'; give a folder of images, csv, jsonl or npz")
 
 
-def _table_inputs(table: Table, settings: DataSettings, progress: Progress | None) -> Inputs:
+def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> Inputs:
     ids, _ = own_ids(table)
     train, test = split_rows(table)
     labels, cells = optional_labels(table, train)
@@ -91,7 +91,7 @@ def join_inputs(
     place: Callable[[int], str],
     path: Path,
     settings: DataSettings,
-    progress: Progress | None,
+    progress: OnImages | None,
     features: Array | None = None,
     image_cells: Sequence[str] | None = None,
 ) -> Inputs:
@@ -116,7 +116,7 @@ def join_inputs(
 
 
 def _joined(
-    names: Sequence[str], place: Callable[[int], str], path: Path, settings: DataSettings, progress: Progress | None
+    names: Sequence[str], place: Callable[[int], str], path: Path, settings: DataSettings, progress: OnImages | None
 ) -> Inputs:
     inputs = read_inputs(path, settings, progress)
     index = {name: row for row, name in enumerate(inputs.ids)}

@@ -12,7 +12,7 @@ import numpy as np
 from crosel.data.csvfile import dataset_of
 from crosel.data.dataset import Dataset
 from crosel.data.limits import check_bytes, shown
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels
 from crosel.data.text import json_objects
 from crosel.errors import UserError
@@ -108,7 +108,7 @@ def open_jsonl(path: Path) -> Table:
     return Table(path, lines, columns, layout.titles, features, layout.features)
 
 
-def read_jsonl(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+def read_jsonl(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     table = open_jsonl(path)
     votes = {"worker", "label"} <= table.columns.keys() and bool(table.columns.keys() & {"id", "path"})
     if not votes and not table.columns.keys() & {"candidates", "weight", "label"}:

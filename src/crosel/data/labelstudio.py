@@ -13,7 +13,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.images import SUFFIXES
 from crosel.data.inputs import join_inputs
 from crosel.data.limits import shown
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_root
 from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
@@ -128,7 +128,7 @@ def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Task
     return out
 
 
-def read_label_studio(path: Path, settings: DataSettings, progress: Progress | None = None) -> Dataset:
+def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     tasks = read_json(path)
     if not isinstance(tasks, list) or not tasks:
         raise UserError(f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks")

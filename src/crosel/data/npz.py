@@ -17,7 +17,7 @@ import numpy as np
 from crosel.data.dataset import Dataset, as_labels, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.limits import check_bytes, one_line
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
 
@@ -137,7 +137,7 @@ def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
     return out
 
 
-def read_npz(path: Path, settings: DataSettings | None = None, progress: Progress | None = None) -> Dataset:
+def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImages | None = None) -> Dataset:
     arrays = read_arrays(path)
     classes, ids, hints = _names(arrays, "classes", path), _names(arrays, "ids", path), _hints(arrays, path)
     classes = _numbered(arrays, classes, path)
@@ -155,7 +155,7 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: Progres
 
 def _with_inputs(
     arrays: dict[str, Any], classes: list[str] | None, ids: list[str] | None, path: Path,
-    settings: DataSettings | None, progress: Progress | None,
+    settings: DataSettings | None, progress: OnImages | None,
 ) -> dict[str, Any]:  # fmt: skip
     raw = arrays.get("votes", arrays.get("scores"))
     if raw is None or settings is None or settings.inputs is None:

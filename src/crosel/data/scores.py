@@ -6,13 +6,13 @@ import numpy as np
 
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import join_inputs
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, optional_labels, own_ids
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
 
 
-def score_table(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+def score_table(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if table.features is None:
         raise UserError(f"{table.path}, line 1: there is no column of scores")
     scores, classes = table.features, tuple(table.names)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Progress = Callable[[int, int], None]  # so many of so many images are decoded
+OnImages = Callable[[int, int], None]  # called with how many images are decoded, of how many
 
 Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
 

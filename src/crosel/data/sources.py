@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
 from crosel.data.limits import check_plain, one_line
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError, did_you_mean
 
 # What is published under a name: a folder, or files.
@@ -91,7 +91,7 @@ def load(
     source: str,
     data_dir: Path | None = None,
     settings: DataSettings | None = None,
-    progress: Progress | None = None,
+    progress: OnImages | None = None,
 ) -> Dataset:
     """Read a named dataset, or a file or folder by what it is; bad input is a UserError, always."""
     settings = settings or DataSettings()
@@ -109,7 +109,7 @@ def load(
         raise UserError(f"{source}: too large for the memory of this machine") from None
 
 
-def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dataset:
+def _read(source: str, settings: DataSettings, progress: OnImages | None) -> Dataset:
     path = Path(source)
     if path.is_dir():
         return _read_folder(path, settings, progress)
@@ -138,7 +138,7 @@ def _read(source: str, settings: DataSettings, progress: Progress | None) -> Dat
     raise UserError(f"{path}: cannot read '{path.suffix}'; give {ENDINGS}, or one of {', '.join(NAMED)}")
 
 
-def _read_folder(path: Path, settings: DataSettings, progress: Progress | None) -> Dataset:
+def _read_folder(path: Path, settings: DataSettings, progress: OnImages | None) -> Dataset:
     from crosel.data import cifar
     from crosel.data.folder import read_folder
 

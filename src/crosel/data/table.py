@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import read_images
 from crosel.data.limits import shown, spoils_lines
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
     Vocabulary,
     alike,
@@ -152,7 +152,7 @@ def image_root(settings: DataSettings, path: Path) -> Path:
     return Path(settings.image_root) if settings.image_root else path.parent
 
 
-def table_inputs(table: Table, settings: DataSettings, progress: Progress | None, meaning: str = "path") -> Array:
+def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None, meaning: str = "path") -> Array:
     """Inputs of all rows: feature columns, or the images that a column names."""
     if table.features is not None and table.features.shape[1]:
         return table.features
@@ -204,7 +204,7 @@ def index_of(table: Table, vocabulary: Vocabulary, name: str, row: int, meaning:
         raise UserError(f"{table.place(row, meaning)}: {error}") from None
 
 
-def table_dataset(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     """Rows with candidates, or with plain labels."""
     train, test = split_rows(table)
     notes: list[str] = []

@@ -14,7 +14,7 @@ import numpy as np
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.limits import shown
-from crosel.data.settings import DataSettings, Progress
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, index_of, optional_labels, own_ids
 from crosel.data.vocabulary import Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
@@ -52,7 +52,7 @@ def votes_dataset(
     )  # fmt: skip
 
 
-def long_votes(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     key = "id" if "id" in table.columns else "path"
     missing = [meaning for meaning in (key, "worker", "label") if meaning not in table.columns]
     if missing:
@@ -91,7 +91,7 @@ def long_votes(table: Table, settings: DataSettings, progress: Progress | None) 
     return votes_dataset(inputs, votes, table, settings, truth)
 
 
-def wide_votes(table: Table, settings: DataSettings, progress: Progress | None) -> Dataset:
+def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if not table.texts:
         raise UserError(f"{table.path}, line 1: there is no column of votes")
     names, key = own_ids(table)

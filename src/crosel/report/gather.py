@@ -17,7 +17,7 @@ from crosel.data import Dataset, with_classes_of
 from crosel.errors import UserError
 from crosel.labels import read_labels
 from crosel.methods.base import find_method
-from crosel.outcome import Predictions, Selection, read_predictions, read_selection
+from crosel.outcome import Predictions, SavedSelection, read_predictions, read_selection
 from crosel.run import RunFolder, load_data
 from crosel.train import Row
 
@@ -48,7 +48,7 @@ class RunData:
     sets: NDArray[np.bool_]  # [n, k]
     truth: NDArray[np.int64] | None
     labels: Labels | None  # None: the run is not finished
-    selection: Selection | None  # None: the method does not select, or the run is not finished
+    selection: SavedSelection | None  # None: the method does not select, or the run is not finished
     predictions: Predictions
     fingerprint: str  # of the training inputs
 

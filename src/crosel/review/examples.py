@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.labels import FLAGS
-from crosel.outcome import Selection
+from crosel.outcome import SavedSelection
 from crosel.report.pictures import png
 from crosel.review.search import Answer, Query, Search
 from crosel.review.store import Decisions
@@ -38,7 +38,7 @@ class Examples:
     version: str  # of the inputs, for the browser's cache
     x: Array | None = None  # images [n, c, h, w] or features [n, d]; None: no longer to be had
     probabilities: NDArray[np.float16] | None = None  # [n, k]
-    selection: Selection | None = None  # what each network says, and said before
+    selection: SavedSelection | None = None  # what each network says, and said before
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ def reduced(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return means
 
 
-def network_cards(selection: Selection, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:
+def network_cards(selection: SavedSelection, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:
     """What each network says of each of these examples, in how many epochs it selected it, and its last predictions."""
     values: dict[str, Any] = {
         "label": selection.labels[:, rows], "confidence": selection.confidence[:, rows].round(4).astype(float).round(4),
