@@ -41,10 +41,12 @@ import torch
 from record import end_with, save
 from speed import EPOCH, FAST, PLAIN, Steps, begin, images, on_device
 
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
+from crosel.devices import pick_device
 from crosel.errors import tell
-from crosel.session import Session, build_session, pick_device, resolve
+from crosel.session import Session
 from crosel.train import learning_rate
 
 SEEDS = (0, 1, 2)

@@ -18,10 +18,11 @@ import torch
 from record import end_with, save
 
 from crosel.bank import MemoryBank
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
-from crosel.session import build_session, pick_device, resolve
+from crosel.devices import pick_device
 from crosel.train import fit
 
 IMAGENET, CLASSES, CHUNK = 1_281_167, 1000, 8192

@@ -27,6 +27,7 @@ from record import chosen, end_with, some
 from sureness import calibration, criteria, method_of, pressure, views
 from torch import Tensor, nn
 
+from crosel.build import build_session, resolve
 from crosel.checkpoint import Checkpoint
 from crosel.compute.casts import Conv2d
 from crosel.config import build_config
@@ -35,7 +36,7 @@ from crosel.errors import Interrupted
 from crosel.methods.base import Batch, Stream
 from crosel.nets import ResidualNetwork
 from crosel.run import environment
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.train import fit, predict_chunks
 
 TRAINED, HELD_OUT = 10_000, 2_000

@@ -26,11 +26,12 @@ from record import chosen, end_with, some
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
 from crosel.methods import lws
 from crosel.run import environment
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.train import fit, predict_chunks
 
 LOST = 0.1

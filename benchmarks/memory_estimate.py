@@ -24,11 +24,13 @@ import numpy as np
 import torch
 from record import end_with, save
 
+from crosel.build import build_session, resolve
 from crosel.candidates import uniform
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
+from crosel.devices import pick_device
 from crosel.memory import budget, gib, libraries
-from crosel.session import Session, build_session, pick_device, resolve
+from crosel.session import Session
 from crosel.stepper import Stepper
 from crosel.train import draw_epoch, finish_epoch
 

@@ -100,10 +100,10 @@ def run(job: Job) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from crosel.build import build_session, resolve
     from crosel.config import build_config
     from crosel.labels import label_table
     from crosel.run import environment
-    from crosel.session import build_session, resolve
     from crosel.train import fit
 
     torch.set_num_threads(1)

@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 from record import end_with, save
 
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.stepper import Stepper
 
 STEPS, TURNS = 21, 60  # an epoch of digits has 21 whole batches

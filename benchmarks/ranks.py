@@ -39,10 +39,10 @@ def measure(world: Any, case: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from crosel.build import build_session, resolve
     from crosel.candidates import uniform
     from crosel.config import build_config
     from crosel.data.dataset import Dataset
-    from crosel.session import build_session, resolve
     from crosel.train import fit
 
     draw = np.random.default_rng(0)

@@ -21,11 +21,11 @@ import torch
 from record import end_with
 
 from crosel import metrics
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import Dataset, DataSettings, load
 from crosel.data.dataset import hold_out
 from crosel.labels import label_table
-from crosel.session import build_session, resolve
 from crosel.train import fit, predict_chunks
 
 

@@ -22,11 +22,13 @@ import torch
 from record import end_with, save
 from torch.utils.flop_counter import FlopCounterMode
 
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import make_dataset
+from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.session import Session, build_session, pick_device, resolve
+from crosel.session import Session
 from crosel.stepper import Stepper
 from crosel.train import finish_epoch
 

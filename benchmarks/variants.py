@@ -20,7 +20,7 @@ from speed import FAST, Steps, images, open_session, seconds
 
 from crosel.compute.lanes import Lanes
 from crosel.data import Dataset
-from crosel.session import pick_device
+from crosel.devices import pick_device
 
 TURNS, STEPS = 7, 20
 FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the word says what is off

@@ -83,10 +83,10 @@ def train(
     """Train one run into a run folder. Under torchrun, several processes share the work."""
     from crosel.config import RunConfig, build_config
     from crosel.console import Console
+    from crosel.devices import pick_device
     from crosel.distributed import joined
     from crosel.pipeline import train_run
     from crosel.run import RunFolder
-    from crosel.session import pick_device
 
     values: dict[str, Any] = {
         "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
@@ -128,7 +128,7 @@ def eval(
     import json
 
     from crosel.commands.evaluate import evaluate_run
-    from crosel.session import pick_device
+    from crosel.devices import pick_device
 
     result = evaluate_run(run, source, data, pick_device(device), trust_code)
     if json_:
@@ -150,7 +150,7 @@ def predict(
 ) -> None:
     """Labels and probabilities for new data."""
     from crosel.commands.predict import predict_file
-    from crosel.session import pick_device
+    from crosel.devices import pick_device
 
     with _live_line() as show:
         count = predict_file(
@@ -181,10 +181,10 @@ def labels(
     """The training set's labels, cleaned."""
     from collections import Counter
 
+    from crosel.devices import pick_device
     from crosel.files import keep_apart
     from crosel.labels import LabelStudio, label_table, write_labels, write_outside
     from crosel.run import load_run
-    from crosel.session import pick_device
 
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
     ours = (run / f"{name}.npz" for name in ("candidates", "selection", "predictions"))

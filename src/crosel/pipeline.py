@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from crosel.build import build_session, check_batch, resolve
 from crosel.checkpoint import Checkpoint
 from crosel.config import RunConfig
 from crosel.console import Console
@@ -24,12 +25,13 @@ from crosel.distributed import ONE, World
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels
 from crosel.loggers import LoggerWatcher, check_loggers
-from crosel.memory import check_budget, in_building
+from crosel.memory import check_budget
+from crosel.out_of_memory import in_building
 from crosel.outcome import write_predictions, write_selection
 from crosel.report import write_report
 from crosel.review.corrections import apply_corrections, read_corrections
 from crosel.run import RunFolder, command_line, load_data, with_full_paths
-from crosel.session import Session, build_session, check_batch, resolve
+from crosel.session import Session
 from crosel.train import fit
 
 

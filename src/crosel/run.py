@@ -22,6 +22,7 @@ import torch
 
 import crosel
 from crosel import checkpoint
+from crosel.build import build_session
 from crosel.config import RunConfig, check_config, dotted, read_yaml
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.limits import check_bytes
@@ -29,9 +30,9 @@ from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError, tell
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
-from crosel.memory import OneLine
+from crosel.out_of_memory import OneLine
 from crosel.redact import without_secrets
-from crosel.session import Session, build_session
+from crosel.session import Session
 from crosel.train import Row
 
 # Settings that do not decide what is learnt: a run may go on with other values of these.

@@ -1,12 +1,10 @@
-"""Everything of a run that lives in memory, how it is built from a config, and how it is saved and restored."""
+"""Everything of a run that lives in memory, and how it is saved and restored."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,20 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crosel.augment import make_views
+from crosel import devices
 from crosel.averaging import WeightAverage
 from crosel.checkpoint import Checkpoint, prefixed, without_prefix
-from crosel.compute import fused
 from crosel.compute.forward import Forward
-from crosel.compute.synchronised import synchronise_norms
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
-from crosel.memory import inputs_stay_on_host, is_out_of_memory
-from crosel.methods.base import Method, Problem, find_method
-from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
+from crosel.methods.base import Method
 from crosel.optimiser import make_optimiser, optimiser_state, restore_optimiser
 
 
@@ -74,7 +68,7 @@ class Session:
 
     @property
     def bf16(self) -> bool:
-        return in_bfloat16(self.config, self.device)
+        return devices.in_bfloat16(self.config, self.device)
 
     @cached_property
     def forward(self) -> Forward:
@@ -83,7 +77,7 @@ class Session:
         config, device, method, normalise = self.config, self.device, self.method, self.normalise
 
         def run(x: Tensor) -> Tensor:
-            with computing(config, device):
+            with devices.computing(config, device):
                 return method.outputs(normalise(x)).float()
 
         return Forward(run, self.config.train.eval_batch_size, self.records)
@@ -173,127 +167,3 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise UserError(
             f"the checkpoint does not fit this configuration: {str(error).splitlines()[-1].strip()}"
         ) from None
-
-
-def pick_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda") and not name.startswith("cuda:"):
-        raise UserError(f"unknown device '{name}'; there are auto, cpu, cuda")
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
-    if name.startswith("cuda:"):
-        number, cards = name.removeprefix("cuda:"), torch.cuda.device_count()
-        if not number.isdecimal() or int(number) >= cards:
-            raise UserError(f"there is no device '{name}'; torch sees {cards}: cuda:0 to cuda:{cards - 1}")
-        torch.cuda.set_device(int(number))  # recordings and the fused kernels go to the card that is current
-    return torch.device(name)
-
-
-def resolve(config: RunConfig, data: Dataset) -> RunConfig:
-    """Fill in what follows from the data, so that the saved config alone repeats the run."""
-    augment = config.augment
-    if "flip" not in augment.model_fields_set:
-        augment = augment.model_copy(update={"flip": data.flips})
-    name = network_name(config.network, InputShape(data.shape))
-    network = config.network.model_copy(update={"name": name})
-    return config.model_copy(update={"augment": augment, "network": network})
-
-
-def build_session(
-    config: RunConfig,
-    data: Dataset,
-    device: torch.device,
-    make_network: NetworkFactory | None = None,
-    trust_code: bool = False,
-    world: World = ONE,
-) -> Session:
-    """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
-    `module:factory` imports code, which needs `trust_code`."""
-    assert data.candidates is not None
-    classes = len(data.classes)
-    factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code)
-    batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
-    if world.size > 1 and batch_size < 2 * world.size:
-        raise UserError(
-            f"a step has {batch_size} examples and there are {world.size} ranks: each needs two or more; "
-            "raise train.batch_size or start fewer processes"
-        )
-    steps = math.ceil(data.n / batch_size)
-    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs)
-    method_class = find_method(config.method.name)
-    with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
-        torch.default_generator.manual_seed(config.seed)
-        method = method_class(config.method, problem, factory).to(device)
-    if data.is_image:
-        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    check_network(method, data, device)
-    method.world = world
-    if world.size > 1 and config.train.batch_norm == "synchronise":
-        synchronise_norms(method, world)
-    normalise = Normaliser.of(data).to(device)
-    return Session(
-        config, data, device, method, normalise,
-        TrainingTensors(
-            data, make_views(data.shape, config.augment), normalise, device,
-            on_host=inputs_stay_on_host(config.train.data_on, data.x.nbytes, device), world=world,
-        ),
-        torch.Generator(device).manual_seed(config.seed), steps, batch_size, world=world,
-    )  # fmt: skip
-
-
-@torch.no_grad()
-def check_network(method: Method, data: Dataset, device: torch.device) -> None:
-    """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
-    method.eval()
-    sample = torch.zeros(2, *data.shape, device=device)
-    try:
-        out = method.outputs(sample)
-    except (RuntimeError, ValueError, TypeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise UserError(f"the network cannot take inputs of shape {data.shape}: {str(error).splitlines()[0]}") from None
-    if out.shape[1:] != (2, len(data.classes)):
-        raise UserError(
-            f"the network gives {tuple(out.shape[2:])} outputs an example; there are {len(data.classes)} classes"
-        )
-
-
-@torch.no_grad()
-def check_batch(session: Session) -> None:
-    """Refuse what training would fail on: of a single example batch norm has statistics only where it has several
-    pixels."""
-    if session.batch_size > 1:
-        return
-    network = copy.deepcopy(session.method.networks[0]).train()  # a copy: running statistics move
-    try:
-        network(torch.zeros(1, *session.data.shape, device=session.device))
-    except ValueError:
-        raise UserError(
-            "batches of one example cannot train this network, for its batch normalisation; raise the batch size "
-            f"(train.batch_size is {session.config.train.batch_size})"
-        ) from None
-
-
-def in_bfloat16(config: RunConfig, device: torch.device) -> bool:
-    """Only on a GPU: few CPUs gain by it, and on some an illegal instruction ends the process."""
-    return config.train.bf16 and device.type == "cuda"
-
-
-@contextmanager
-def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
-    # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
-    precision: AbstractContextManager[Any] = nullcontext()
-    bf16 = in_bfloat16(config, device)
-    if bf16 or torch.is_autocast_enabled(device.type):  # a caller's own autocast does not reach in here
-        precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
-    with deterministic(device), precision, fused.use(config.train.fused):
-        yield
-
-
-def deterministic(device: torch.device) -> AbstractContextManager[None]:
-    """Convolutions by cuDNN's own choice among the kernels that give the same bits each time: no search, no cost."""
-    if device.type != "cuda":  # nothing to choose, and the flags cost more than a small layer
-        return nullcontext()
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)

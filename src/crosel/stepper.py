@@ -16,8 +16,9 @@ from torch import Tensor
 from crosel import finite
 from crosel.compute.casts import SharedCasts
 from crosel.compute.recording import record
+from crosel.devices import computing, deterministic
 from crosel.methods.base import Stream
-from crosel.session import Session, computing, deterministic
+from crosel.session import Session
 
 _EAGER_STEPS = 3  # real steps before recording: sums are begun, kernels compiled and chosen, none of it recorded
 

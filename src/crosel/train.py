@@ -20,10 +20,11 @@ from torch import Tensor
 from crosel import finite, metrics
 from crosel.averaging import refresh_statistics
 from crosel.config import TrainSettings
+from crosel.devices import computing
 from crosel.errors import Interrupted
-from crosel.memory import in_passes, in_steps
 from crosel.methods.base import Stream
-from crosel.session import Session, computing
+from crosel.out_of_memory import in_passes, in_steps
+from crosel.session import Session
 from crosel.stepper import Stepper
 
 Row = dict[str, Any]

@@ -19,11 +19,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import crosel.cli
 import crosel.pipeline
 from crosel import checkpoint
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import Dataset
 from crosel.distributed import ONE, World, connected
 from crosel.nets import Classifier
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.train import Row, fit
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import torch
 from _blocks import ROOT
 
 from crosel import train
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.errors import Interrupted
-from crosel.session import build_session, resolve
 from crosel.stepper import Stepper
 
 CPU = torch.device("cpu")

@@ -16,8 +16,9 @@ from _sessions import make_session
 from torch import Tensor
 
 from crosel.compute.forward import Forward
+from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.session import Session, pick_device
+from crosel.session import Session
 from crosel.train import predict_chunks
 
 ROWS = 4

@@ -8,7 +8,7 @@ import torch
 from _sessions import make_session, small_data
 from torch import Tensor, nn
 
-from crosel.session import build_session
+from crosel.build import build_session
 from crosel.train import fit
 
 

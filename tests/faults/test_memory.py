@@ -14,14 +14,7 @@ from _support import CroselCli, TinyRun, small_arrays
 from crosel import memory
 from crosel.data.host import HostRows
 from crosel.errors import UserError
-from crosel.memory import (
-    Budget,
-    budget,
-    check_budget,
-    free_memory,
-    gib,
-    inputs_stay_on_host,
-)
+from crosel.memory import Budget, budget, check_budget, free_memory, gib, inputs_stay_on_host
 from crosel.session import Session
 from crosel.train import fit
 
@@ -52,7 +45,7 @@ def test_bfloat16_takes_half_where_it_is_computed_in(monkeypatch: pytest.MonkeyP
     session = make_session("cc", "train.bf16=true")
     on_a_cpu = budget(session)
     assert on_a_cpu == budget(make_session("cc"))
-    monkeypatch.setattr("crosel.session.in_bfloat16", lambda *_: True)
+    monkeypatch.setattr("crosel.devices.in_bfloat16", lambda *_: True)
     assert budget(session).per_example == on_a_cpu.per_example // 2
     assert budget(session).networks == on_a_cpu.networks * 7 // 6, (
         "weights, gradients, momentum, and a cast of the weights"

@@ -13,9 +13,9 @@ from _runs import assert_same_run, metrics
 from _sessions import CPU, make_session
 from _support import CroselCli, TinyRun, small_arrays
 
-from crosel import CroSelClassifier, memory
+from crosel import CroSelClassifier
 from crosel.errors import UserError
-from crosel.memory import OneLine, in_building, in_passes, in_steps
+from crosel.out_of_memory import OneLine, in_building, in_passes, in_steps, is_out_of_memory
 from crosel.session import Session
 
 
@@ -119,7 +119,7 @@ def test_an_error_on_the_way_out_hides_nothing() -> None:
     with pytest.raises(UserError, match="out of memory while trying; do less"), OneLine(CPU, "while trying", "do less"):
         record()
     for words in ("CUBLAS_STATUS_ALLOC_FAILED when calling", "GET was unable to find an engine to execute"):
-        assert memory.is_out_of_memory(RuntimeError(words))
+        assert is_out_of_memory(RuntimeError(words))
 
 
 def test_who_keeps_the_error_does_not_keep_the_memory() -> None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from crosel.bank import MemoryBank
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.train import fit
 
 CPU = torch.device("cpu")

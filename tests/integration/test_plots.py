@@ -12,6 +12,7 @@ from _support import CroselCli, TinyRun, small_arrays
 from PIL import Image
 
 from crosel.config import build_config
+from crosel.devices import pick_device
 from crosel.outcome import read_predictions, read_selection
 from crosel.pipeline import train_run
 from crosel.report import raster, write_report
@@ -24,7 +25,6 @@ from crosel.report.palette import DARK, LIGHT
 from crosel.report.run_figures import principal_components
 from crosel.report.tables import confusion_counts
 from crosel.run import RunFolder
-from crosel.session import pick_device
 
 EXPECTED = {
     "accuracy", "selection", "losses", "lambda", "covering", "learning-rate", "set-sizes", "confidence", "calibration",

@@ -20,9 +20,11 @@ from _support import CroselCli, TinyRun, small_arrays
 from PIL import Image
 
 from crosel import UserError
+from crosel.build import resolve
 from crosel.config import build_config
 from crosel.data import load
 from crosel.data.dataset import make_dataset
+from crosel.devices import pick_device
 from crosel.methods import methods
 from crosel.pipeline import train_run
 from crosel.report import write_report
@@ -31,7 +33,6 @@ from crosel.report.curves import Chart, Series, line_figure
 from crosel.report.parts import duration
 from crosel.report.pictures import png, thumbnail
 from crosel.run import RunFolder
-from crosel.session import pick_device, resolve
 
 VOID = {"meta", "link", "img", "br"}
 NASTY = ["<script>alert(1)</script>", 'a" onload="x', "b|c&amp;'d"]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import make_dataset
 from crosel.errors import UserError
@@ -28,7 +29,6 @@ from crosel.nets import (
     network_name,
     wide_resnet,
 )
-from crosel.session import build_session, resolve
 
 torch.set_num_threads(1)
 

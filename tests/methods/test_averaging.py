@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from crosel.averaging import WeightAverage, refresh_statistics
+from crosel.build import build_session, resolve
 from crosel.checkpoint import Checkpoint
 from crosel.config import build_config
 from crosel.data import draw_candidates
@@ -17,7 +18,7 @@ from crosel.data.dataset import Dataset, make_dataset
 from crosel.estimator.model import FittedModel
 from crosel.pipeline import train_run
 from crosel.run import load_run
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.train import fit, predict_chunks
 
 CPU = torch.device("cpu")

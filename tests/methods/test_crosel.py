@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import crosel.methods.crosel as module
 from crosel.augment import AugmentSettings, make_views
+from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.tensors import Normaliser, TrainingTensors
@@ -21,7 +22,6 @@ from crosel.errors import UserError
 from crosel.losses import cc_loss, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Problem
 from crosel.methods.crosel import CroSel, CroSelSettings, comix_targets, mix, ramp
-from crosel.session import build_session, resolve
 from crosel.train import fit
 
 torch.set_num_threads(1)

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from crosel import checkpoint
+from crosel.build import build_session, resolve
 from crosel.config import RunConfig, build_config
 from crosel.data import draw_candidates, load
 from crosel.errors import Interrupted
 from crosel.methods import methods
 from crosel.methods.base import Method
 from crosel.pipeline import train_run
-from crosel.session import Session, build_session, resolve
+from crosel.session import Session
 from crosel.stepper import Stepper
 from crosel.train import fit
 

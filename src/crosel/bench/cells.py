@@ -91,8 +91,8 @@ def last_row(folder: Path) -> Mapping[str, Any]:
 
 def run_cell(cell: Cell, folder: Path, device: str = "auto") -> CellResult:
     """Run or resume one cell in this process; errors become a result. This is the body of a task on a cluster."""
+    from crosel.devices import pick_device
     from crosel.pipeline import train_run
-    from crosel.session import pick_device
 
     status: Status = "failed"
     line = ""

@@ -27,10 +27,10 @@ from crosel.csv_cells import csv_line
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.convert import write_npz
 from crosel.data.dataset import only_rows, random_split
+from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.files import atomic_write, make_folder
 from crosel.run import load_data, load_run
-from crosel.session import pick_device
 from crosel.train import predict_chunks
 
 FOLDER, TRAIN, HELD_OUT = "search", "train.npz", "held-out.npz"

@@ -15,12 +15,12 @@ import torch
 
 from crosel.config import build_config
 from crosel.console import Console, percent
+from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.files import disk_errors
 from crosel.pipeline import train_run
 from crosel.report import write_report
 from crosel.run import RunFolder
-from crosel.session import pick_device
 
 PRESET = "demo/digits"
 RULE = "uniform:q=0.3"

@@ -21,9 +21,11 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from crosel.build import build_session, check_batch, resolve
 from crosel.config import RunConfig, check_config
 from crosel.console import Console
 from crosel.data.dataset import as_inputs, make_dataset
+from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.estimator.inputs import (
     UserTypeError,
@@ -48,9 +50,9 @@ from crosel.estimator.model import (
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.labels import LabelTable, label_table
-from crosel.memory import check_budget, in_building
+from crosel.memory import check_budget
 from crosel.nets import UserFactory
-from crosel.session import build_session, check_batch, pick_device, resolve
+from crosel.out_of_memory import in_building
 from crosel.train import fit as train
 
 Self = TypeVar("Self", bound="PartialLabelClassifier")

@@ -15,13 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from crosel.build import build_session
 from crosel.checkpoint import prefixed, without_prefix
 from crosel.config import check_config
 from crosel.data.dataset import Dataset
+from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.files import atomic_write
 from crosel.nets import NetworkFactory, UserFactory, bound_factory
-from crosel.session import Session, build_session, load_tensors, pick_device
+from crosel.session import Session, load_tensors
 from crosel.train import Row, predict_chunks
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.config import RunConfig
+from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.labels import FLAGS, read_labels
 from crosel.methods.base import find_method
@@ -19,7 +20,7 @@ from crosel.report.gather import training_inputs
 from crosel.review.corrections import saved_ids
 from crosel.review.examples import Array, Examples
 from crosel.run import RunFolder, load_run
-from crosel.session import Session, pick_device
+from crosel.session import Session
 from crosel.train import predict_chunks
 
 SECONDS = 20.0  # what computing the probabilities may take at the start

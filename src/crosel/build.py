@@ -1,0 +1,106 @@
+"""From a config and data to a session: networks and method on the device, and what can be refused before a step."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+
+from crosel.augment import make_views
+from crosel.compute.synchronised import synchronise_norms
+from crosel.config import RunConfig
+from crosel.data.dataset import Dataset
+from crosel.data.tensors import Normaliser, TrainingTensors
+from crosel.distributed import ONE, World
+from crosel.errors import UserError
+from crosel.memory import inputs_stay_on_host
+from crosel.methods.base import Method, Problem, find_method
+from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
+from crosel.out_of_memory import is_out_of_memory
+from crosel.session import Session
+
+
+def resolve(config: RunConfig, data: Dataset) -> RunConfig:
+    """Fill in what follows from the data, so that the saved config alone repeats the run."""
+    augment = config.augment
+    if "flip" not in augment.model_fields_set:
+        augment = augment.model_copy(update={"flip": data.flips})
+    name = network_name(config.network, InputShape(data.shape))
+    network = config.network.model_copy(update={"name": name})
+    return config.model_copy(update={"augment": augment, "network": network})
+
+
+def build_session(
+    config: RunConfig,
+    data: Dataset,
+    device: torch.device,
+    make_network: NetworkFactory | None = None,
+    trust_code: bool = False,
+    world: World = ONE,
+) -> Session:
+    """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
+    `module:factory` imports code, which needs `trust_code`."""
+    assert data.candidates is not None
+    classes = len(data.classes)
+    factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code)
+    batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
+    if world.size > 1 and batch_size < 2 * world.size:
+        raise UserError(
+            f"a step has {batch_size} examples and there are {world.size} ranks: each needs two or more; "
+            "raise train.batch_size or start fewer processes"
+        )
+    steps = math.ceil(data.n / batch_size)
+    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs)
+    method_class = find_method(config.method.name)
+    with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
+        torch.default_generator.manual_seed(config.seed)
+        method = method_class(config.method, problem, factory).to(device)
+    if data.is_image:
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check_network(method, data, device)
+    method.world = world
+    if world.size > 1 and config.train.batch_norm == "synchronise":
+        synchronise_norms(method, world)
+    normalise = Normaliser.of(data).to(device)
+    return Session(
+        config, data, device, method, normalise,
+        TrainingTensors(
+            data, make_views(data.shape, config.augment), normalise, device,
+            on_host=inputs_stay_on_host(config.train.data_on, data.x.nbytes, device), world=world,
+        ),
+        torch.Generator(device).manual_seed(config.seed), steps, batch_size, world=world,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def check_network(method: Method, data: Dataset, device: torch.device) -> None:
+    """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
+    method.eval()
+    sample = torch.zeros(2, *data.shape, device=device)
+    try:
+        out = method.outputs(sample)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"the network cannot take inputs of shape {data.shape}: {str(error).splitlines()[0]}") from None
+    if out.shape[1:] != (2, len(data.classes)):
+        raise UserError(
+            f"the network gives {tuple(out.shape[2:])} outputs an example; there are {len(data.classes)} classes"
+        )
+
+
+@torch.no_grad()
+def check_batch(session: Session) -> None:
+    """Refuse what training would fail on: of a single example batch norm has statistics only where it has several
+    pixels."""
+    if session.batch_size > 1:
+        return
+    network = copy.deepcopy(session.method.networks[0]).train()  # a copy: running statistics move
+    try:
+        network(torch.zeros(1, *session.data.shape, device=session.device))
+    except ValueError:
+        raise UserError(
+            "batches of one example cannot train this network, for its batch normalisation; raise the batch size "
+            f"(train.batch_size is {session.config.train.batch_size})"
+        ) from None
