@@ -38,7 +38,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from record import end_with, save
+from record import Arguments, count, end_with, save
 from speed import EPOCH, FAST, PLAIN, Steps, begin, images, on_device
 
 from crosel.build import build_session, resolve
@@ -219,16 +219,16 @@ def compare_runs(options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("verb", choices=("steps", "runs"))
     parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; steps: random images without")
     parser.add_argument("--out", type=Path, required=True, help="file (steps) or folder (runs)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--walks", nargs="+", choices=WALKS, help="steps: these only")
-    parser.add_argument("--seeds", type=int, default=5, help="steps: of weights and draws, so many")
+    parser.add_argument("--seeds", type=count, default=5, help="steps: of weights and draws, so many")
     parser.add_argument("--source", default="cifar10", help="runs: the data")
     parser.add_argument("--set", action="append", default=[], help="settings besides")
-    parser.add_argument("--workers", type=int, default=6, help="runs: how many at once")
+    parser.add_argument("--workers", type=count, default=6, help="runs: how many at once")
     options = parser.parse_args()
     if pick_device(options.device).type == "cpu":
         tell("on a CPU there is one path alone: that it agrees with itself says nothing of the fast one on a GPU")

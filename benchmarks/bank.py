@@ -8,14 +8,13 @@ as training does) and to select. Then whole epochs of CroSel with a small networ
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from record import end_with, save
+from record import Arguments, count, end_with, save
 
 from crosel.bank import MemoryBank
 from crosel.build import build_session, resolve
@@ -75,10 +74,10 @@ def epoch_seconds(device: torch.device, n: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--n", type=int, default=IMAGENET)
+    parser.add_argument("--n", type=count, default=IMAGENET)
     options = parser.parse_args()
     device = pick_device(options.device)
     result: dict[str, Any] = {"bank": bank(device, options.n)}

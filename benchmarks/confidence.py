@@ -8,11 +8,10 @@ training examples get more than 0.9. (CroSel: of the mean of its two networks.)
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from record import end_with, save
+from record import Arguments, end_with, save
 
 from crosel.errors import UserError
 
@@ -31,7 +30,7 @@ def look(run: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="finished run folders")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     given = parser.parse_args()

@@ -11,8 +11,6 @@ it: it is trained once, and each goes on from its end with settings of its own.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import chosen, end_with, some
+from record import Arguments, add, chosen, count, end_with, read, seeds, some
 from sureness import calibration, criteria, method_of, pressure, views
 from torch import Tensor, nn
 
@@ -248,10 +246,6 @@ def cut(folder: Path, out: Path) -> None:
     np.savez(out, x=x[rest], y=data.y[rest], x_test=x[held], y_test=data.y[held])
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f} %"
@@ -274,14 +268,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("what", choices=("cut", "run", "table"))
     parser.add_argument("--data", type=Path, help="folder of the published files")
     parser.add_argument("--cut", type=Path, default=Path("cut.npz"))
     parser.add_argument("--kept", type=Path, default=Path(), help="folder where warm-ups are kept for other arms")
     parser.add_argument("--arms", default="as it is")
-    parser.add_argument("--seeds", default="0")
-    parser.add_argument("--stop-after", type=int, help="epochs of co-mix to see, of those that are planned")
+    parser.add_argument("--seeds", type=seeds, default="0", help="first and last, as in 0-9, or each, as in 0,3")
+    parser.add_argument("--stop-after", type=count, help="epochs of co-mix to see, of those that are planned")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "cut":
@@ -294,13 +288,12 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     arms, data = chosen(given.arms, ARMS, "--arms"), load(str(given.cut))
-    for seed in map(int, given.seeds.split(",")):
+    for seed in given.seeds:
         for arm in arms:
             if any((row["arm"], row["seed"]) == (arm, seed) for row in read(given.out)):
                 continue
             row = run(arm, seed, data, given.kept, given.stop_after)
-            with given.out.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row) + "\n")
+            add(row, given.out)
             print(table([row]).splitlines()[-1], row["seconds"], flush=True)
 
 

@@ -8,11 +8,10 @@ is a look back and no way to choose a γ: for that, hold examples out.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
-from record import end_with, save
+from record import Arguments, end_with, save
 
 from crosel.bank import confidence_is_high, label_is_candidate, label_is_stable
 from crosel.config import check_config, read_yaml
@@ -25,7 +24,7 @@ GAMMAS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Share and precision of the selection, by γ.")
+    parser = Arguments(__doc__)
     parser.add_argument("run", type=Path, help="finished run folder")
     parser.add_argument("--data", type=Path, default=None, help="folder with the published files")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import end_with
+from record import Arguments, count, end_with
 
 RULES = (
     "uniform:q=0.1", "uniform:q=0.1,at_least_two=1,eta=0.1", "uniform-sets", "superclass:q=0.5", "instance:rate=0.4",
@@ -53,10 +53,10 @@ def measure(text: str, n: int, k: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--examples", type=int, default=1_000_000)
-    parser.add_argument("--classes", type=int, default=1_000)
+    parser.add_argument("--examples", type=count, default=1_000_000)
+    parser.add_argument("--classes", type=count, default=1_000)
     parser.add_argument("--rule", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rule:

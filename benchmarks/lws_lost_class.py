@@ -10,9 +10,7 @@ tenth of its held-out images are recognised after the last epoch.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -22,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import chosen, end_with, some
+from record import Arguments, add, chosen, end_with, read, seeds, some
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -249,10 +247,6 @@ def run(variant: str, seed: int, detail: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| variant | runs | runs that lost a class | classes lost | mean accuracy |", "|---|---|---|---|---|"]
     for variant in dict.fromkeys(row["variant"] for row in rows):
@@ -265,10 +259,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("--variants", default="plain")
-    parser.add_argument("--seeds", default="0-15")
+    parser.add_argument("--seeds", type=seeds, default="0-15", help="first and last, as in 0-9, or each, as in 0,3")
     parser.add_argument("--detail", action="store_true", help="keep what is watched, not only the right answers")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -277,14 +271,12 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     variants = chosen(given.variants, VARIANTS, "--variants")
-    first, last = (int(n) for n in given.seeds.split("-"))
-    for seed in range(first, last + 1):
+    for seed in given.seeds:
         for variant in variants:
             if any((row["variant"], row["seed"]) == (variant, seed) for row in read(given.out)):
                 continue
             row = run(variant, seed, given.detail)
-            with given.out.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row) + "\n")
+            add(row, given.out)
             print(*(row[name] for name in ("variant", "seed", "held_out_accuracy", "lost", "seconds")), flush=True)
 
 

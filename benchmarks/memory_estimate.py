@@ -12,9 +12,7 @@ estimates anew, on any machine, beside what an earlier record has measured.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import end_with, save
+from record import Arguments, count, end_with, save
 
 from crosel.build import build_session, resolve
 from crosel.candidates import uniform
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.text import read_json
 from crosel.devices import pick_device
+from crosel.errors import UserError
 from crosel.memory import budget, gib, libraries
 from crosel.session import Session
 from crosel.stepper import Stepper
@@ -138,12 +138,14 @@ def show(case: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--images", type=count, default=10_000)
     parser.add_argument("--against", type=Path, help="a record: estimate its cases anew, measure nothing")
     options = parser.parse_args()
-    record = json.loads(options.against.read_text(encoding="utf-8")) if options.against else {"images": options.images}
+    record = read_json(options.against) if options.against else {"images": options.images, "cases": []}
+    if not isinstance(record, dict) or not {"images", "cases"} <= record.keys():
+        raise UserError(f"{options.against}: not a record of this benchmark")
     if not options.against:
         pick_device("cuda")  # or there is nothing to measure on
     data = random_images(record["images"])

@@ -11,9 +11,7 @@ alone. Accuracies are those of the last epoch. `oracle` is told which sets miss 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import multiprocessing
 import os
 import sys
@@ -21,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from record import end_with, some
+from record import Arguments, add, count, end_with, read, seeds, some
+
+from crosel.errors import UserError
 
 SEEDS = "0-9"
 ASKED = 0.0  # method.outside_gamma of `drop` and `take`: why so little is in docs/missing-truth.md
@@ -142,13 +142,8 @@ def run_all(on: str, jobs: list[Job], out: Path, workers: int) -> None:
     jobs = [job for job in jobs if (job.eta, job.variant, job.seed) not in known]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for row in pool.imap_unordered(run, jobs):
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row) + "\n")
+            add(row, path)
             print(*(row[name] for name in ("eta", "variant", "seed", "accuracy", "seconds")), flush=True)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -219,29 +214,30 @@ def tables(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("--on", choices=tuple(PLANS), help="which images accuracy is measured on")
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--seeds", default=SEEDS, help="first and last, as in 0-9")
+    parser.add_argument("--workers", type=count, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--seeds", type=seeds, default=SEEDS, help="first and last, as in 0-9, or each, as in 0,3")
     parser.add_argument(
         "--only", nargs="+", default=list(VARIANTS), choices=tuple(VARIANTS), help="only these variants"
     )
     parser.add_argument("--rates", nargs="+", type=float, help="only these shares of sets without the truth")
-    parser.add_argument("--epochs", type=int, help="fewer than the preset's, for a trial")
+    parser.add_argument("--epochs", type=count, help="fewer than the preset's, for a trial")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     if args.verb == "run":
         if args.on is None:
             parser.error("run needs --on")
-        first, last = map(int, args.seeds.split("-"))
         jobs = [
             Job(args.on, eta, variant, seed, args.epochs)
-            for seed in range(first, last + 1)
+            for seed in args.seeds
             for eta, variant in PLANS[args.on]
             if variant in args.only and (args.rates is None or eta in args.rates)
         ]
+        if not jobs:
+            raise UserError(f"--rates, --only: the plan for {args.on} has no such runs")
         run_all(args.on, jobs, args.out, args.workers)
         return
     recorded = {on: read(args.out / f"{on}.jsonl") for on in PLANS}

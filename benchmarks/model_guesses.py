@@ -9,12 +9,11 @@ says when it may leave the set.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
 
-from record import end_with
+from record import Arguments, end_with
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -35,7 +34,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    Arguments(__doc__).parse_args()
     digits = load_digits()
     images, truth = (digits.images * 15).astype("uint8"), digits.target
     model = LogisticRegression(max_iter=200).fit(digits.data[1500:1600] / 16, truth[1500:1600])

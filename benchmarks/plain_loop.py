@@ -9,14 +9,13 @@ each first in every other round, so that a busy machine slows both; what counts 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from record import end_with, save
+from record import Arguments, end_with, save
 
 from crosel.build import build_session, resolve
 from crosel.config import build_config
@@ -68,7 +67,7 @@ def by_crosel(session: Session) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     loops = {"by hand": by_hand(open_session()), "crosel": by_crosel(open_session())}

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import end_with
+from record import Arguments, count, end_with
 
 CASES: dict[str, dict[str, Any]] = {
     "8x8, small-cnn, CC": {"method": "cc", "network": "small-cnn", "side": 8, "batch": 128, "n": 1280},
@@ -156,10 +156,10 @@ def benchmark(rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cycles", type=int)
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--cycles", type=count)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     for name in ("worker", "cycle"):
         parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)

@@ -8,7 +8,6 @@ repeat is noted with the load of the machine before it; `best` takes the best of
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from record import end_with
+from record import Arguments, count, end_with
 
 from crosel.data import DataSettings, load
 from crosel.data.images import workers
@@ -94,12 +93,12 @@ def best(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--side", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--images", type=count, default=10_000)
+    parser.add_argument("--side", type=count, default=32)
+    parser.add_argument("--repeats", type=count, default=1)
     args = parser.parse_args()
     runs = [measure(args.data, args.images, args.side) for _ in range(args.repeats)]
     result: dict[str, Any] = {

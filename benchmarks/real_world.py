@@ -10,23 +10,25 @@ the rest, 15 % are held out; `accuracy` needs their true labels, `covering_rate`
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from record import end_with
+from record import Arguments, add, end_with
 
 from crosel import metrics
 from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import Dataset, DataSettings, load
 from crosel.data.dataset import hold_out
+from crosel.data.text import json_objects
+from crosel.errors import UserError
 from crosel.labels import label_table
 from crosel.train import fit, predict_chunks
+
+ASKED = ("set", "split", "method", "settings")  # of a trial; the rest is what came out
 
 
 def inner_split(name: str, split: int, folder: Path) -> tuple[Dataset, np.ndarray[Any, Any]]:
@@ -58,21 +60,23 @@ def run(trial: dict[str, Any], folder: Path) -> dict[str, Any]:
         "training_labels_right": float((labels == data.y).mean()),
         "selection_ratio": last.get("selection_ratio"),
     }
-    asked = {key: trial[key] for key in ("set", "split", "method", "settings")}
+    asked = {key: trial[key] for key in ASKED}
     return asked | {key: value if value is None else round(value, 4) for key, value in out.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with the .mat files")
     parser.add_argument("--trials", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="jsonl file to add to")
     args = parser.parse_args()
-    for line in args.trials.read_text(encoding="utf-8").splitlines():
-        result = run(json.loads(line), args.data)
+    for line, trial in json_objects(args.trials, '{"set": "lost", "split": 0, "method": "cc", "settings": []}'):
+        missing = [key for key in ASKED if key not in trial]
+        if missing:
+            raise UserError(f"{args.trials}, line {line}: a trial without {', '.join(missing)}")
+        result = run(trial, args.data)
         print(result, flush=True)
-        with args.out.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(result) + "\n")
+        add(result, args.out)
 
 
 if __name__ == "__main__":

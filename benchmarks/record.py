@@ -1,17 +1,55 @@
-"""What benchmarks have in common: how they end, and what they leave behind, their result with command, commit,
-versions and hardware beside it."""
+"""What benchmarks have in common: what they are asked, how they end, and what they leave behind, their result with
+command, commit, versions and hardware beside it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from crosel.errors import UserError, did_you_mean
 from crosel.files import atomic_write
+
+
+class Arguments(argparse.ArgumentParser):
+    """A benchmark's command line. What is wrong with it is one line, as all that its user can mend."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help shows what there is")
+
+
+def count(text: str) -> int:
+    """A type of argument: how many, at least one."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A type of argument: seconds and the like, more than none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number above 0 is needed, not {text!r}")
+    return value
+
+
+def seeds(text: str) -> list[int]:
+    """A type of argument: the first and the last, as in 0-9, or each of them, as in 0,3,5."""
+    first, dash, last = text.partition("-")
+    parts = [first, last] if dash else text.split(",")
+    if not all(part.isascii() and part.isdecimal() for part in parts) or (dash and int(first) > int(last)):
+        raise argparse.ArgumentTypeError(f"seeds are written as 0-9 or as 0,3,5, not {text!r}")
+    return list(range(int(first), int(last) + 1)) if dash else list(map(int, parts))
 
 
 def save(result: dict[str, Any], out: Path | None) -> None:
@@ -24,6 +62,20 @@ def save(result: dict[str, Any], out: Path | None) -> None:
     record = {**environment(["python", *sys.argv]), "load": round(os.getloadavg()[0], 1), **result}
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, json.dumps(record, indent=1) + "\n")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a record that grows run by run; none where it is not begun."""
+    from crosel.data.text import json_objects
+
+    return [row for _, row in json_objects(path, '{"seed": 0}')] if path.is_file() else []
+
+
+def add(row: dict[str, Any], path: Path) -> None:
+    """One more line of such a record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row) + "\n")
 
 
 def chosen(names: str, known: Iterable[str], flag: str) -> list[str]:

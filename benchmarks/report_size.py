@@ -10,7 +10,6 @@ Exit code 1: a report slower than --seconds, or larger than --megabytes.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -18,15 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from record import end_with, save
+from record import Arguments, count, end_with, positive, save
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time and size of a report.")
+    parser = Arguments(__doc__)
     parser.add_argument("run", type=Path, help="finished run folder")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="allowed for the fastest of the repeats")
-    parser.add_argument("--megabytes", type=float, default=8.0)
+    parser.add_argument("--repeats", type=count, default=3)
+    parser.add_argument("--seconds", type=positive, default=15.0, help="allowed for the fastest of the repeats")
+    parser.add_argument("--megabytes", type=positive, default=8.0)
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     a = parser.parse_args()
     walls, processor = [], []

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import end_with, save
+from record import Arguments, count, end_with, positive, save
 
 TOKEN = "load"
 
@@ -156,14 +156,14 @@ def figures(times: list[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Load on the review page, on loopback, bounded.")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--requests", type=int, default=1_000_000)
+    parser = Arguments(__doc__)
+    parser.add_argument("--clients", type=count, default=8)
+    parser.add_argument("--seconds", type=positive, default=20.0)
+    parser.add_argument("--requests", type=count, default=1_000_000)
     parser.add_argument("--run", type=Path, default=None, help="run folder; default: made-up examples")
-    parser.add_argument("--examples", type=int, default=50_000)
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--limit", type=float, default=100.0, help="95th percentile allowed, in ms")
+    parser.add_argument("--examples", type=count, default=50_000)
+    parser.add_argument("--classes", type=count, default=10)
+    parser.add_argument("--limit", type=positive, default=100.0, help="95th percentile allowed, in ms")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     a = parser.parse_args()
     context = multiprocessing.get_context("spawn")

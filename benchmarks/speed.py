@@ -10,7 +10,6 @@ networks in one step, so its time a network is half of that.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import end_with, save
+from record import Arguments, count, end_with, save
 from torch.utils.flop_counter import FlopCounterMode
 
 from crosel.build import build_session, resolve
@@ -202,15 +201,15 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--repeats", type=count, default=30)
     parser.add_argument("--only", help="cases whose 'network batch method' holds this text")
     parser.add_argument("--no-plain", help="time only the fast path of cases that hold this text")
     parser.add_argument("--no-epoch", help="time no whole epoch of cases that hold this text")
-    parser.add_argument("--images", type=int, default=50_000, help="random images, without --data")
+    parser.add_argument("--images", type=count, default=50_000, help="random images, without --data")
     options = parser.parse_args()
     cases = [case for case in CASES if not options.only or options.only in " ".join(map(str, case[:3]))]
     if not cases:

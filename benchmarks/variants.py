@@ -7,7 +7,6 @@ All forms of a network are in memory and take turns; ms are of both networks' st
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from record import end_with, save
+from record import Arguments, end_with, save
 from speed import FAST, Steps, images, open_session, seconds
 
 from crosel.compute.lanes import Lanes
@@ -55,7 +54,7 @@ def kernels(steps: Steps, device: torch.device) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; without, random images")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from _blocks import ROOT
+
+from crosel.errors import UserError
 
 SHARED = {"record.py", "sureness.py"}  # what benchmarks use, and nobody runs
 BENCHMARKS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if path.name not in SHARED)
@@ -58,6 +62,14 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
             ("fall_of_selection.py", "run", "--arms", "zzz", "--out", "x"),
             "fall_of_selection.py: --arms zzz: there is no such thing; there are as it is",
         ),
+        (("missing_truth.py", "run", "--seeds", "0-x", "--out", "x"), "missing_truth.py: argument --seeds: seeds are "),
+        (("missing_truth.py", "run", "--out", "x"), "missing_truth.py: run needs --on; --help shows what there is"),
+        (("generators.py", "--zzz"), "generators.py: unrecognized arguments: --zzz; --help shows what there is"),
+        (("memory_estimate.py", "--against", __file__), f"memory_estimate.py: {__file__}, line 1, column 3: not valid"),
+        (
+            ("real_world.py", "--data", "x", "--trials", __file__, "--out", "x"),
+            f"real_world.py: {__file__}, line 1, column 3: not valid JSON",
+        ),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(arguments: tuple[str, ...], message: str) -> None:
@@ -70,6 +82,37 @@ def test_what_the_user_can_mend_is_one_line(arguments: tuple[str, ...], message:
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_ends_in_the_same_way(name: str) -> None:
     assert (ROOT / "benchmarks" / name).read_text(encoding="utf-8").endswith("    end_with(main)\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("seeds", {"0-3": [0, 1, 2, 3], "7": [7], "5,0": [5, 0]}, ["", "0-", "3-1", "0-x", "1,,2", "-1"]),
+        ("count", {"1": 1, "20": 20}, ["", "0", "-1", "1.5", "many"]),
+        ("positive", {"0.5": 0.5, "3": 3.0}, ["", "0", "-1", "nan", "inf", "long"]),
+    ],
+)
+def test_kinds_of_arguments(
+    kind: str, good: dict[str, object], bad: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    read = getattr(importlib.import_module("record"), kind)
+    assert {text: read(text) for text in good} == good
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"not {text!r}")):
+            read(text)
+
+
+def test_a_record_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    record, path = importlib.import_module("record"), tmp_path / "new" / "rows.jsonl"
+    assert record.read(path) == []
+    for seed in (0, 1):
+        record.add({"seed": seed}, path)
+    assert record.read(path) == [{"seed": 0}, {"seed": 1}]
+    path.write_text('{"seed": 0}\n{"seed"', encoding="utf-8")
+    with pytest.raises(UserError, match="line 2, column 8: not valid JSON"):
+        record.read(path)
 
 
 def test_a_record_makes_the_folder_it_goes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
