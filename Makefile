@@ -6,14 +6,20 @@ PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: demo docs test lint types soak audit lock clean
 
-$(VENV)/ready: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+# Python files are compiled when they are first imported, and then kept: most of what is installed never is.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt --editable
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) .
 	@touch $@
 
-$(VENV)/ready-dev: $(VENV)/ready
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
-	@touch $@
+$(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev,docs]'
+	@touch $(VENV)/ready $@
 
 demo: $(VENV)/ready
 	$(BIN)/crosel demo --out demo-run
