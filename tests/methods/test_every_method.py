@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from _support import small_arrays
 
 from crosel import checkpoint
 from crosel.build import build_session, resolve
 from crosel.config import RunConfig, build_config
 from crosel.data import draw_candidates, load
+from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Interrupted
 from crosel.methods import methods
 from crosel.methods.base import Method
@@ -27,14 +29,16 @@ EARLY = {"crosel": ["method.warmup=1", "method.bank_length=1", "method.gamma=0.2
 
 
 def config(name: str, *settings: str, epochs: int = 2) -> RunConfig:
-    common = ["network.width=8", f"train.epochs={epochs}", "train.batch_size=128", *settings]
     values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": name}, "seed": 3}
-    return build_config(preset="demo/digits", settings=common, values=values)
+    return build_config(preset="demo/digits", settings=[f"train.epochs={epochs}", *settings], values=values)
 
 
-def session(name: str, *settings: str, epochs: int = 2) -> Session:
-    chosen, data = config(name, *EARLY.get(name, []), *settings, epochs=epochs), load("digits")
-    return build_session(resolve(chosen, data), draw_candidates(data, chosen.candidates, chosen.seed), CPU)
+def session(name: str, *settings: str, epochs: int = 2, data: Dataset | None = None) -> Session:
+    """With 352 digits, where the test brings none: 11 steps an epoch."""
+    small = ["network.width=8", "train.batch_size=32", *EARLY.get(name, [])]
+    chosen = config(name, *small, *settings, epochs=epochs)
+    data = data or make_dataset(**small_arrays(n=352), classes=10)
+    return build_session(resolve(chosen, data), data, CPU)
 
 
 def tensors(s: Session) -> dict[str, torch.Tensor]:
@@ -77,7 +81,8 @@ def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
 
 def test_the_loop_calls_a_method_in_the_order_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs count from 1; the whole training set is shown between the last step and the end of the epoch."""
-    s, calls = session("crosel"), []
+    all_digits = draw_candidates(load("digits"), "uniform:q=0.3", 3)  # more than are shown at once
+    s, calls = session("crosel", data=all_digits), []
     for name in ("begin_epoch", "loss", "after_step", "observe", "end_epoch"):
         its_own = getattr(s.method, name)
 
@@ -136,7 +141,8 @@ def test_resume_equals_a_straight_run(name: str, tmp_path: Path) -> None:
     straight = session(name, epochs=3)
     fit(straight)
     broken = session(name, epochs=3)
-    looks = iter([False] * 14 + [True])  # stops in the middle of the second epoch of 11 steps
+    assert broken.steps == 11
+    looks = iter([False] * 14 + [True])  # stops in the middle of the second epoch
     with pytest.raises(Interrupted):
         fit(broken, stop_requested=lambda: next(looks))
     assert (broken.progress.epoch, broken.progress.step) == (1, 3)
