@@ -35,8 +35,9 @@ docs: $(VENV)/ready-dev
 	$(BIN)/python -m sphinx -W --keep-going --quiet --fresh-env --builder html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
+# Files in the order of their names: by number of tests, as xdist would have it, the demo alone is left at the end.
 test: lint types
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-fail-under=90
 
 # The long forms of the fault tests (docs/trust.md), under 20 minutes on two idle cores.
 soak: $(VENV)/ready-dev
