@@ -151,7 +151,9 @@ def test_saved_probabilities_are_those_of_the_labels(tiny_run: TinyRun) -> None:
 
 def test_a_png_shows_what_was_drawn() -> None:
     drawing = Drawing(40, 20, [Box(10, 5, 20, 10, "c2"), Line([(0, 2), (40, 2)], "c1", 2, dash=(4, 4))])
-    pixels = np.asarray(Image.open(io.BytesIO(raster.png(drawing))).convert("RGB")).astype(int)
+    file = raster.png(drawing)
+    Image.open(io.BytesIO(file)).verify()  # its sums are right
+    pixels = np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)
     assert pixels.shape == (40, 80, 3)
 
     def near(x: int, y: int, colour: str) -> bool:

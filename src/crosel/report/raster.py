@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import itertools
 import math
+import struct
 import unicodedata
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from crosel.report.draw import Box, Dots, Drawing, Line, Point, Text
@@ -33,9 +35,21 @@ def png(drawing: Drawing) -> bytes:
     for shape in drawing.shapes:
         if isinstance(shape, Text):
             _write(letters, shape)
-    out = io.BytesIO()
-    image.save(out, "PNG", compress_level=3)  # larger by half than the smallest, and in a tenth of the time
-    return out.getvalue()
+    return _png_file(image)
+
+
+def _png_file(image: Image.Image) -> bytes:
+    """An RGB image as it is, compressed. Pillow tries five filters on every row, as is good for photographs; drawings
+    take three times as long that way, and become larger."""
+
+    def part(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    width, height = image.size
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # eight bits each of red, green and blue
+    rows = np.pad(np.asarray(image).reshape(height, 3 * width), ((0, 0), (1, 0)))  # each begins with 0: no filter
+    data = zlib.compress(rows.tobytes(), 3)  # the smallest takes several times as long
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", data) + part(b"IEND", b"")
 
 
 class _Pen:
