@@ -26,7 +26,7 @@ from crosel.data.dataset import hold_out
 from crosel.data.text import json_objects
 from crosel.errors import UserError
 from crosel.labels import label_table
-from crosel.train import fit, predict_chunks
+from crosel.train import fit, predicted_probabilities
 
 ASKED = ("set", "split", "method", "settings")  # of a trial; the rest is what came out
 
@@ -50,7 +50,7 @@ def run(trial: dict[str, Any], folder: Path) -> dict[str, Any]:
     last = fit(session)[-1]
     assert data.x_test is not None
     assert data.y_test is not None
-    p = torch.cat([session.method.combine(outputs) for _, outputs in predict_chunks(session, data.x_test)]).float()
+    p = predicted_probabilities(session, data.x_test).float()
     candidates = torch.from_numpy(sets)
     labels = label_table(session).labels
     out = {

@@ -60,8 +60,9 @@ class Undo:
         return good
 
 
-def means(session: Session, steps: int, epoch: int) -> dict[str, float | int]:
+def means(session: Session, epoch: int) -> dict[str, float | int]:
     """Reported losses averaged over the steps that count, and how many did not."""
+    steps = session.steps
     sums = {name: float(total) for name, total in session.progress.sums.items() if name != GOOD_STEPS}
     skipped = sums.pop(SKIPPED, None)
     if skipped is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from crosel.files import atomic_write_with
 from crosel.labels import LabelTable
 from crosel.session import Session
-from crosel.train import predict_chunks
+from crosel.train import predicted_probabilities
 
 CELLS = 1 << 26  # entries of a table of probabilities that is kept, two bytes each
 
@@ -71,8 +71,8 @@ def write_predictions(session: Session, table: LabelTable, path: Path) -> None:
     if table.probabilities.size <= CELLS:
         arrays["train"] = table.probabilities.astype(np.float16)
     if data.x_test is not None and data.y_test is not None and len(data.x_test) * len(data.classes) <= CELLS:
-        parts = [session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, data.x_test)]
-        arrays |= {"test": torch.cat(parts).half().numpy(), "y_test": data.y_test}
+        test = predicted_probabilities(session, data.x_test)
+        arrays |= {"test": test.half().numpy(), "y_test": data.y_test}
     atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
 
 

@@ -36,6 +36,12 @@ class Progress:
     sums: dict[str, Tensor] = field(default_factory=dict)  # losses added up over the epoch under way, on the device
     seconds: float = 0.0  # spent in the epoch under way before an interruption
 
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+        for total in self.sums.values():
+            total.zero_()  # in place: a recorded step goes on adding to the same tensors
+        self.rows.append(row)
+
 
 @dataclass
 class Session:

@@ -22,7 +22,7 @@ from crosel.averaging import refresh_statistics
 from crosel.config import TrainSettings
 from crosel.devices import computing
 from crosel.errors import Interrupted
-from crosel.methods.base import Stream
+from crosel.methods.base import Stream, TrainingLabels
 from crosel.out_of_memory import in_passes, in_steps
 from crosel.session import Session
 from crosel.stepper import Stepper
@@ -89,7 +89,7 @@ def fit(
             raise Interrupted
         check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
-        losses = finite.means(session, session.steps, epoch)
+        losses = finite.means(session, epoch)
         with passes_fit:
             measured = finish_epoch(session, epoch)
         row = {
@@ -102,10 +102,7 @@ def fit(
             "images_per_second": session.steps * session.batch_size / training_seconds,
             "peak_memory_mib": peak_memory_mib(session.device),
         }
-        progress.epoch, progress.step, progress.seconds = epoch, 0, 0.0
-        for total in progress.sums.values():
-            total.zero_()
-        progress.rows.append(row)
+        progress.end_epoch(row)
         for watcher in watchers:
             watcher.on_state(session)
             watcher.on_epoch(session, row)
@@ -216,18 +213,22 @@ def finish_epoch(session: Session, epoch: int) -> Row:
         row |= training_pass(session)
     method.end_epoch(epoch)
     row |= method.metrics()
-    chosen = method.training_labels()
-    if chosen is not None and data.y is not None:
-        truth = torch.from_numpy(data.y).to(session.device)
-        accuracy = metrics.oracle_selection_accuracy(chosen.labels, chosen.selected, truth)
-        if accuracy is not None:
-            row["oracle_selection_accuracy"] = accuracy
+    row |= selection_accuracy(session, method.training_labels())
     if due and session.average:
         with session.evaluating():
             refresh(session)
     if due and data.x_test is not None and data.y_test is not None:
         row |= test_pass(session, data.x_test, data.y_test)
     return row
+
+
+def selection_accuracy(session: Session, chosen: TrainingLabels | None) -> Row:
+    """S-acc, where the true labels are there and anything is selected."""
+    if chosen is None or session.data.y is None:
+        return {}
+    truth = torch.from_numpy(session.data.y).to(session.device)
+    accuracy = metrics.oracle_selection_accuracy(chosen.labels, chosen.selected, truth)
+    return {} if accuracy is None else {"oracle_selection_accuracy": accuracy}
 
 
 def refresh(session: Session) -> None:
@@ -294,6 +295,11 @@ def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Iterator[tuple[
         with session.evaluating():
             outputs = session.forward(part)
         yield start, outputs
+
+
+def predicted_probabilities(session: Session, x: np.ndarray[Any, Any]) -> Tensor:
+    """Class probabilities [n, k] of raw inputs, in the host's memory."""
+    return torch.cat([session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, x)])
 
 
 def peak_memory_mib(device: torch.device) -> float:

@@ -31,7 +31,7 @@ from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.files import atomic_write, make_folder
 from crosel.run import load_data, load_run
-from crosel.train import predict_chunks
+from crosel.train import predicted_probabilities
 
 FOLDER, TRAIN, HELD_OUT = "search", "train.npz", "held-out.npz"
 JOURNAL, TABLE, BEST = "journal.log", "trials.csv", "best.yaml"
@@ -121,7 +121,7 @@ def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
 def judge(run: Path, held_out: Dataset, score: str, device: str) -> float:
     """What a finished run is worth on the examples that it has not seen."""
     session = load_run(run, pick_device(device), needs_data=False)
-    p = torch.cat([session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, held_out.x)])
+    p = predicted_probabilities(session, held_out.x)
     if score == ORACLE:
         assert held_out.y is not None
         return float(metrics.accuracy(p.argmax(dim=1), torch.from_numpy(held_out.y)))

@@ -12,11 +12,11 @@ from crosel import metrics
 from crosel.commands.predict import tell_of_dark
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
-from crosel.data.dataset import Dataset
+from crosel.data.dataset import Array, Dataset
 from crosel.errors import UserError, tell
 from crosel.run import load_run
 from crosel.session import Session
-from crosel.train import predict_chunks, test_pass
+from crosel.train import predicted_probabilities, selection_accuracy, test_pass
 
 
 def evaluate_run(
@@ -26,23 +26,29 @@ def evaluate_run(
     session = load_run(run, device, trust_code, data_dir=data_dir, needs_data=source is None)
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
-        same = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
-        other = load(source, data_dir, session.config.data.model_copy(update=same))
-        other = _with_columns_of(session, other, source)
-        if other.shape != session.data.shape:
-            raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")
-        if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
-            ours, theirs = (", ".join(d.classes[:8]) for d in (session.data, other))
-            raise UserError(f"{source} has other classes than the run: {theirs}, …; the run has {ours}, …")
-        x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
-        if x is None or y is None:
-            raise UserError(f"{source} has no true labels (y) to compare with")
-        tell_of_dark(session, int(x.max()), source, tell)
+        x, y = _examples_of(source, session, data_dir)
         return result | {"examples": len(x)} | test_pass(session, x, y)
     if session.data.x_test is not None and session.data.y_test is not None:
         result |= {"examples": len(session.data.x_test)}
         result |= test_pass(session, session.data.x_test, session.data.y_test)
     return result | training_metrics(session)
+
+
+def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[Array, Array]:
+    """Examples of another source, with true labels, that the run can be asked about: its test set, if it has one."""
+    same = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
+    other = load(source, data_dir, session.config.data.model_copy(update=same))
+    other = _with_columns_of(session, other, source)
+    if other.shape != session.data.shape:
+        raise UserError(f"{source} has examples of shape {other.shape}, the run of shape {session.data.shape}")
+    if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
+        ours, theirs = (", ".join(d.classes[:8]) for d in (session.data, other))
+        raise UserError(f"{source} has other classes than the run: {theirs}, …; the run has {ours}, …")
+    x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
+    if x is None or y is None:
+        raise UserError(f"{source} has no true labels (y) to compare with")
+    tell_of_dark(session, int(x.max()), source, tell)
+    return x, y
 
 
 def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
@@ -55,8 +61,7 @@ def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
 
 def training_metrics(session: Session) -> dict[str, float]:
     """What the training set itself says, with the method's selection where it has one."""
-    p = torch.cat([session.method.combine(outputs) for _, outputs in predict_chunks(session, session.data.x)])
-    sets = session.method.candidates
+    p, sets = predicted_probabilities(session, session.data.x), session.method.candidates.cpu()
     out = {
         "covering_rate": float(metrics.covering_rate(p, sets)),
         "approximated_accuracy": float(metrics.approximated_accuracy(p, sets)),
@@ -64,9 +69,4 @@ def training_metrics(session: Session) -> dict[str, float]:
     chosen = session.method.training_labels()
     if chosen is not None:
         out["selection_ratio"] = float(chosen.selected.float().mean())
-        if session.data.y is not None:
-            truth = torch.from_numpy(session.data.y).to(session.device)
-            right = metrics.oracle_selection_accuracy(chosen.labels, chosen.selected, truth)
-            if right is not None:
-                out["oracle_selection_accuracy"] = right
-    return out
+    return out | selection_accuracy(session, chosen)

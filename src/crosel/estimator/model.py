@@ -24,7 +24,7 @@ from crosel.errors import UserError
 from crosel.files import atomic_write
 from crosel.nets import NetworkFactory, UserFactory, bound_factory
 from crosel.session import Session, load_tensors
-from crosel.train import Row, predict_chunks
+from crosel.train import Row, predicted_probabilities
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
 FORMAT = 1
@@ -68,8 +68,7 @@ class FittedModel:
             self._load(self._build(wanted))
         session = self._session
         assert session is not None
-        parts = [session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, x)]
-        result: NDArray[np.float32] = torch.cat(parts).float().numpy()
+        result: NDArray[np.float32] = predicted_probabilities(session, x).float().numpy()
         return result
 
     def _build(self, device: torch.device) -> Session:
