@@ -20,6 +20,7 @@ from crosel.data.text import read_json
 from crosel.errors import UserError
 from crosel.files import atomic_write_with
 from crosel.methods.base import Method, TrainingLabels
+from crosel.methods.crosel import CroSel
 from crosel.session import Session
 from crosel.train import predict_chunks
 
@@ -135,17 +136,11 @@ def label_table(session: Session, outside_gamma: float | None = None) -> LabelTa
 def _training_labels(method: Method, outside_gamma: float | None) -> TrainingLabels | None:
     if outside_gamma is None:
         return method.training_labels()
-    settings: Any = method.settings
-    if not hasattr(settings, "outside_gamma"):
+    if not isinstance(method, CroSel):
         raise UserError(f"{method.name} keeps no history to find labels outside the sets by; leave out --outside-gamma")
     if not 0 <= outside_gamma <= 1:
         raise UserError(f"--outside-gamma must lie between 0 and 1, not {outside_gamma:g}")
-    whole: Any = method
-    whole.settings = settings.model_copy(update={"outside_gamma": outside_gamma})
-    try:
-        return method.training_labels()
-    finally:
-        whole.settings = settings
+    return method.training_labels(outside_gamma)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

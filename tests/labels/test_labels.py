@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from crosel.labels import (
     write_labels,
 )
 from crosel.methods.base import TrainingLabels
+from crosel.methods.cc import CC, CCSettings
 from crosel.run import load_run
 
 CLASSES = ("=cmd()", "-1", "chien|chat", 'ジ,"q"', "new\nline")  # one of each kind of trouble
@@ -277,6 +277,6 @@ def test_outside_gamma_needs_a_history(tiny_run: TinyRun) -> None:
     session = load_run(tiny_run.path, torch.device("cpu"))
     with pytest.raises(UserError, match="between 0 and 1"):
         label_table(session, outside_gamma=1.5)
-    session.method.settings = SimpleNamespace(average="logits")
+    session.method = CC(CCSettings(), session.method.problem, lambda: session.method.networks[0])
     with pytest.raises(UserError, match="keeps no history"):
         label_table(session, outside_gamma=0.5)

@@ -325,11 +325,11 @@ class CroSel(Method):
         self.epochs_selected += self.selected
         self.outside.renew(self._stable(), self.labels, self.candidates)
 
-    def _stable(self) -> Tensor:
+    def _stable(self, outside_gamma: float | None = None) -> Tensor:
         """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n]."""
-        gamma = self.gamma_used
-        if self.settings.outside_gamma is not None:
-            gamma = gamma.clamp(max=self.settings.outside_gamma)  # never above γ: what is selected is stable, too
+        gamma, most = self.gamma_used, self.settings.outside_gamma if outside_gamma is None else outside_gamma
+        if most is not None:
+            gamma = gamma.clamp(max=most)  # never above γ: what is selected is stable, too
         return torch.stack([bank.select(self.candidates, gamma, (2, 3)).mask for bank in self.banks])
 
     def metrics(self) -> dict[str, float]:
@@ -344,10 +344,11 @@ class CroSel(Method):
     def combine(self, outputs: Tensor) -> Tensor:
         return average_outputs(outputs, self.settings.average)
 
-    def training_labels(self) -> TrainingLabels:
+    def training_labels(self, outside_gamma: float | None = None) -> TrainingLabels:
+        """What is stable may be asked with another `outside_gamma` than the setting: the history is there."""
         confidence = torch.stack([bank.confidence.mean(dim=0) for bank in self.banks])
         return TrainingLabels(
-            self.labels.long(), confidence, self._stable(), self.selected, self.epochs_selected,
+            self.labels.long(), confidence, self._stable(outside_gamma), self.selected, self.epochs_selected,
             torch.stack([bank.labels for bank in self.banks]), torch.stack([bank.confidence for bank in self.banks]),
         )  # fmt: skip
 
