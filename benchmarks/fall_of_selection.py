@@ -30,10 +30,10 @@ from crosel.checkpoint import Checkpoint
 from crosel.compute.casts import Conv2d
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
+from crosel.environment import environment
 from crosel.errors import Interrupted
 from crosel.methods.base import Batch, Stream
 from crosel.nets import ResidualNetwork
-from crosel.run import environment
 from crosel.session import Session
 from crosel.train import fit, predict_chunks
 

@@ -27,8 +27,8 @@ from torch.nn.functional import logsigmoid
 from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
+from crosel.environment import environment
 from crosel.methods import lws
-from crosel.run import environment
 from crosel.session import Session
 from crosel.train import fit, predict_chunks
 

@@ -102,8 +102,8 @@ def run(job: Job) -> dict[str, Any]:
 
     from crosel.build import build_session, resolve
     from crosel.config import build_config
+    from crosel.environment import environment
     from crosel.labels import label_table
-    from crosel.run import environment
     from crosel.train import fit
 
     torch.set_num_threads(1)

@@ -176,7 +176,7 @@ def main() -> None:
         print(f"{a.cycles} cycles of 2 ranks, {len(bad)} ended badly {bad or ''}".rstrip())
         raise SystemExit(bool(bad))
     else:
-        from crosel.run import environment
+        from crosel.environment import environment
 
         result = {
             "cases": benchmark(a.rounds), "cores": os.cpu_count(), "machine": platform.machine(),

@@ -57,7 +57,7 @@ def save(result: dict[str, Any], out: Path | None) -> None:
     if out is None:
         print(json.dumps(result, indent=1))
         return
-    from crosel.run import environment  # brings torch, which benchmarks of little memory end without
+    from crosel.environment import environment  # brings torch, which benchmarks of little memory end without
 
     record = {**environment(["python", *sys.argv]), "load": round(os.getloadavg()[0], 1), **result}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from crosel.config import RunConfig
 from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.distributed import ONE, World
+from crosel.environment import command_line
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels
 from crosel.loggers import LoggerWatcher, check_loggers
@@ -30,7 +31,7 @@ from crosel.out_of_memory import in_building
 from crosel.outcome import write_predictions, write_selection
 from crosel.report import write_report
 from crosel.review.corrections import apply_corrections, read_corrections
-from crosel.run import RunFolder, command_line, load_data, with_full_paths
+from crosel.run import RunFolder, load_data, with_full_paths
 from crosel.session import Session
 from crosel.train import fit
 

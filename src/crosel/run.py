@@ -6,9 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import platform
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import crosel
 from crosel import checkpoint
 from crosel.build import build_session
 from crosel.config import RunConfig, check_config, dotted, read_yaml
@@ -28,10 +24,10 @@ from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.limits import check_bytes
 from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
+from crosel.environment import environment
 from crosel.errors import UserError, tell
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
 from crosel.out_of_memory import OneLine
-from crosel.redact import without_secrets
 from crosel.session import Session
 from crosel.train import Row
 
@@ -361,40 +357,6 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[st
     return None
 
 
-def environment(command: list[str]) -> dict[str, Any]:
-    """Where and by what the run was made."""
-    out: dict[str, Any] = {
-        "crosel": crosel.__version__, "python": platform.python_version(), "torch": torch.__version__,
-        "numpy": np.__version__, "platform": f"{platform.system()} {platform.machine()}", "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(), "command": command, "commit": _commit(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }  # fmt: skip
-    if torch.cuda.is_available():
-        out |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    return out
-
-
-def _commit() -> str | None:
-    """The commit of the source tree this package runs from, with a mark if it has been changed."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        # Installed into someone's project, the package lies in a repository that is not ours.
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=5, check=True)
-        result = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True, text=True, timeout=5, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("CROSEL_COMMIT")
-    return result.stdout.strip()
-
-
 def _line(row: Row) -> str:
     # Significant digits, not decimals: a small learning rate must not become 0.
     return json.dumps({key: float(f"{v:.7g}") if isinstance(v, float) else v for key, v in row.items()}) + "\n"
-
-
-def command_line() -> list[str]:
-    """What was typed, for the record; without what should be known to nobody else."""
-    return ["crosel", *without_secrets(sys.argv[1:])]

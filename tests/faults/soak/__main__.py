@@ -39,7 +39,7 @@ PARTS = {
 def machine() -> dict[str, Any]:
     import torch
 
-    from crosel.run import environment
+    from crosel.environment import environment
 
     found = environment([])
     return {

@@ -1,0 +1,51 @@
+"""Where and by what a run, or a benchmark, was made: for the record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import crosel
+from crosel.redact import without_secrets
+
+
+def environment(command: list[str]) -> dict[str, Any]:
+    """Versions, hardware, the commit, and the command that is given."""
+    out: dict[str, Any] = {
+        "crosel": crosel.__version__, "python": platform.python_version(), "torch": torch.__version__,
+        "numpy": np.__version__, "platform": f"{platform.system()} {platform.machine()}", "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(), "command": command, "commit": _commit(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        out |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return out
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, with a mark if it has been changed."""
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
+    try:
+        # Installed into someone's project, the package lies in a repository that is not ours.
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=5, check=True)
+        result = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("CROSEL_COMMIT")
+    return result.stdout.strip()
+
+
+def command_line() -> list[str]:
+    """What was typed, for the record; without what should be known to nobody else."""
+    return ["crosel", *without_secrets(sys.argv[1:])]
