@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -106,7 +108,10 @@ def train(
         built = world.begin(build, lambda made: made, lambda told: told)
         out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
         console = Console(quiet=world.rank > 0)
-        session = train_run(built, out, place, resume, console, trust_code, corrections, world, logger or ())
+        session = train_run(
+            built, out, place, resume=resume, console=console, trust_code=trust_code, corrections=corrections,
+            world=world, loggers=logger or (),
+        )  # fmt: skip
     if world.rank:
         return
     row = session.progress.rows[-1]
@@ -125,8 +130,6 @@ def eval(
     trust_code: Trust = False,
 ) -> None:
     """Accuracy and the rest, of a run on its own test set or on another source."""
-    import json
-
     from crosel.commands.evaluate import evaluate_run
     from crosel.devices import pick_device
 
@@ -179,8 +182,6 @@ def labels(
     trust_code: Trust = False,
 ) -> None:
     """The training set's labels, cleaned."""
-    from collections import Counter
-
     from crosel.devices import pick_device
     from crosel.files import keep_apart
     from crosel.labels import LabelStudio, label_table, write_labels, write_outside
@@ -212,8 +213,6 @@ def candidates(
     json_: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object")] = False,
 ) -> None:
     """Turn any input into one native file, with a summary of its candidate sets."""
-    import json
-
     from crosel.config import build_config
     from crosel.console import Console
     from crosel.data.convert import convert
@@ -284,7 +283,11 @@ def bench(
     """Run all cells of a suite, or its search; what is done is skipped, what broke goes on."""
     from crosel.bench import bench_command
 
-    if not bench_command(suite, out, on, seeds, jobs, tuple(set_ or ()), data, list_, device, oracle, typer.echo):
+    ended_well = bench_command(
+        suite, out, on=on, seeds=seeds, jobs=jobs, settings=tuple(set_ or ()), data_dir=data, only_list=list_,
+        device=device, oracle=oracle, echo=typer.echo,
+    )  # fmt: skip
+    if not ended_well:
         raise SystemExit(1)  # typer.Exit would be lost: main() runs the app without its standalone mode
 
 

@@ -58,18 +58,19 @@ class Console:
             self.stream.write(_CLEAR)
             self.stream.flush()
 
-    def on_images(self, done: int, total: int) -> None:
+    def _put_live(self, text: str) -> None:
+        """Put a text in the live line, at most ten times a second."""
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
-            self.stream.write(f"{_CLEAR}reading images {done}/{total}")
+            self.stream.write(_CLEAR + text)
             self.stream.flush()
 
+    def on_images(self, done: int, total: int) -> None:
+        self._put_live(f"reading images {done}/{total}")
+
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        if self.live and time.monotonic() - self._shown > 0.1:
-            self._shown = time.monotonic()
-            total = session.config.train.epochs
-            self.stream.write(f"{_CLEAR}epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
-            self.stream.flush()
+        total = session.config.train.epochs
+        self._put_live(f"epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
 
     def on_state(self, session: Session) -> None:
         pass

@@ -134,6 +134,7 @@ def suite_lines() -> list[str]:
 def bench_command(
     name: str,
     out: Path | None,
+    *,
     on: str,
     seeds: int | None,
     jobs: int,
