@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +52,26 @@ def _commit() -> str | None:
 def command_line() -> list[str]:
     """What was typed, for the record; without what should be known to nobody else."""
     return ["crosel", *without_secrets(sys.argv[1:])]
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """What a run's environment.json says; nothing where it cannot be read: no table and no report hangs on it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def hardware(environment: Mapping[str, Any]) -> str:
+    """What a run was trained on, in words; empty where that is not known."""
+    if not environment:
+        return ""
+    command = environment.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    # A card may be there without being used; of a flag given twice, the last counts.
+    asked = [after for word, after in pairwise(words) if word == "--device"]
+    if environment.get("gpu") and asked[-1:] != ["cpu"]:
+        return str(environment["gpu"])
+    threads = environment.get("threads") or environment.get("cpu_count")
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}" if threads else "CPU"

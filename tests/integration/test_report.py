@@ -193,6 +193,14 @@ def test_text_from_users_is_escaped(tmp_path: Path) -> None:
     assert "<b>run'\"&" in both.words
 
 
+def test_a_card_that_was_there_and_not_used_is_not_named(run_copy: Path, tmp_path: Path) -> None:
+    known = {"gpu": "Card 9000", "threads": 1, "command": ["crosel", "train", "--device", "cpu"]}
+    (run_copy / "environment.json").write_text(json.dumps(known))
+    page = report(tmp_path, run_copy)
+    assert "CPU, 1 thread" in page.words
+    assert "Card 9000" not in page.words
+
+
 # --- unfinished, damaged ------------------------------------------------------------------------------------------
 
 

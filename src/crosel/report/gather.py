@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from crosel.config import RunConfig
 from crosel.data import Dataset, with_classes_of
+from crosel.environment import hardware, read_environment
 from crosel.errors import UserError
 from crosel.labels import read_labels
 from crosel.methods.base import find_method
@@ -93,8 +93,7 @@ class RunData:
 
     @property
     def device(self) -> str:
-        gpu, threads = self.environment.get("gpu"), self.environment.get("threads", "?")
-        return str(gpu) if gpu else f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+        return hardware(self.environment) or "?"
 
     @property
     def warm_up(self) -> int:
@@ -122,18 +121,11 @@ def _read(folder: RunFolder, name: str) -> RunData:
     truth = saved["y"].astype(np.int64) if "y" in saved else None
     labels = _read_labels(folder / "labels.csv", classes, len(sets))
     return RunData(
-        name, folder.path, config, folder.read_metrics(), _environment(folder), classes, sets, truth, labels,
+        name, folder.path, config, folder.read_metrics(), read_environment(folder / "environment.json"),
+        classes, sets, truth, labels,
         read_selection(folder / "selection.npz", len(sets)),
         read_predictions(folder / "predictions.npz", len(sets), len(classes)), str(saved["data"]),
     )  # fmt: skip
-
-
-def _environment(folder: RunFolder) -> dict[str, Any]:
-    try:
-        content = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a report without the machine's name is still a report
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:

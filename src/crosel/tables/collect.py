@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from crosel.config import dotted, read_yaml
+from crosel.environment import hardware, read_environment
 from crosel.errors import UserError
 from crosel.run import FREE_TO_CHANGE, RunFolder
 
@@ -143,7 +143,7 @@ def read_run(path: Path) -> Run:
         sum(seconds) if seconds else None,
         median(rates) if rates else None,
         max(memory) if memory else None,
-        _hardware(path / "environment.json"),
+        hardware(read_environment(path / "environment.json")),
     )
 
 
@@ -170,20 +170,3 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     except UserError:
         tree = read_yaml(folder / "config.yaml")  # made by another version, or with a method of the user's own
     return dotted(tree)
-
-
-def _hardware(path: Path) -> str:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    if not isinstance(content, dict):
-        return ""
-    command = content.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    # A card may be there without being used; of a flag given twice, the last counts.
-    asked = [after for word, after in pairwise(words) if word == "--device"]
-    if content.get("gpu") and asked[-1:] != ["cpu"]:
-        return str(content["gpu"])
-    threads = content.get("threads") or content.get("cpu_count")
-    return f"CPU, {threads} thread{'' if threads == 1 else 's'}" if threads else "CPU"
