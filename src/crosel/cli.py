@@ -281,7 +281,7 @@ def bench(
     device: Device = "auto",
 ) -> None:
     """Run all cells of a suite, or its search; what is done is skipped, what broke goes on."""
-    from crosel.bench import bench_command
+    from crosel.bench.command import bench_command
 
     ended_well = bench_command(
         suite, out, on=on, seeds=seeds, jobs=jobs, settings=tuple(set_ or ()), data_dir=data, only_list=list_,

@@ -25,8 +25,6 @@ from crosel.bench import (
     Options,
     Suite,
     expand,
-    failure_lines,
-    list_lines,
     parse_suite,
     read_suite,
     run_cell,
@@ -34,6 +32,7 @@ from crosel.bench import (
 )
 from crosel.bench.board import Board
 from crosel.bench.cells import Watcher
+from crosel.bench.command import failure_lines, list_lines
 from crosel.bench.local import Process, command, devices, last_line, result_of
 from crosel.errors import Interrupted, UserError
 from crosel.run import RunFolder

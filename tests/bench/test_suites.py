@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from crosel.bench import expand, list_lines, parse_suite, read_suite, suites
+from crosel.bench import expand, parse_suite, read_suite, suites
+from crosel.bench.command import list_lines
 from crosel.config import dotted
 from crosel.errors import UserError
 

@@ -1,0 +1,105 @@
+"""What `crosel bench` does, and what it says of suites, cells and trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING
+
+from crosel.bench import run_suite, search_suite
+from crosel.bench.cells import CellResult, standing
+from crosel.bench.suite import Cell, expand, read_suite, suites
+from crosel.console import percent
+from crosel.errors import UserError
+
+if TYPE_CHECKING:
+    from crosel.bench.search import Found
+
+
+def search_lines(found: Found) -> list[str]:
+    """The best trials, and what to do with the best one."""
+    lines = []
+    for trial in found.trials[:5]:
+        settings = "  ".join(f"{name}={value}" for name, value in trial.settings.items())
+        shown = "failed" if trial.score is None else f"{found.score} {percent(trial.score)}"
+        lines.append(f"trial {trial.number:>3}  {shown}  {settings}{f'  ({trial.line})' if trial.line else ''}")
+    lines.append(f"{len(found.trials)} trials: {found.table}")
+    if found.best is not None:
+        lines.append(f"train the best one on all examples: crosel train --config {found.best}")
+    return lines
+
+
+def failure_lines(results: Iterable[CellResult]) -> list[str]:
+    """A line for each cell that failed, with the last thing it said."""
+    return [f"{result.cell.name}: {result.line or 'no word'}" for result in results if result.status == "failed"]
+
+
+def list_lines(cells: Sequence[Cell], out: Path | None = None) -> list[str]:
+    """A line for each cell: where it stands in `out`, its name, and the command that is this cell alone."""
+    return [
+        f"{f'{_state(cell, out / cell.name):<6} ' if out else ''}{cell.name}: crosel train {join(cell.arguments)}"
+        for cell in cells
+    ]
+
+
+def _state(cell: Cell, folder: Path) -> str:
+    result = standing(cell, folder)
+    if result is None:
+        return "begun" if (folder / "config.yaml").is_file() else "new"
+    return "done" if result.status == "skipped" else result.status
+
+
+def suite_lines() -> list[str]:
+    """A line for each suite that comes with the package."""
+    found = {name: read_suite(name) for name in suites()}
+    width = max(map(len, found))
+    return [f"{name:<{width}}  {suite.title} ({suite.size} cells)" for name, suite in found.items()]
+
+
+def bench_command(
+    name: str,
+    out: Path | None,
+    *,
+    on: str,
+    seeds: int | None,
+    jobs: int,
+    settings: Sequence[str],
+    data_dir: Path | None,
+    only_list: bool,
+    device: str,
+    oracle: bool,
+    echo: Callable[[str], object],
+) -> bool:
+    """What `crosel bench` does; False if a cell failed, or if no trial of a search came to an end."""
+    if name == "list":
+        for line in suite_lines():
+            echo(line)
+        return True
+    suite = read_suite(name)
+    out = out or Path("bench") / suite.name
+    if suite.search is not None and only_list:
+        echo(f"{suite.title}: a search of {suite.search.trials} trials over {', '.join(suite.search.space)}")
+        return True
+    if suite.search is not None:
+        found = search_suite(
+            suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings,
+            oracle=oracle, quiet=False,
+        )  # fmt: skip
+        for line in search_lines(found):
+            echo(line)
+        return found.best is not None
+    if oracle:
+        raise UserError("--oracle is for suites with a search in them")
+    if only_list:
+        for line in list_lines(expand(suite, seeds, data_dir, settings), out):
+            echo(line)
+        return True
+    results = run_suite(
+        suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings, quiet=False
+    )
+    failures = failure_lines(results)
+    echo(f"{len(results) - len(failures)} of {len(results)} cells done; tables: crosel tables {out}")
+    for line in failures:
+        echo(f"failed: {line}")
+    return not failures
