@@ -12,13 +12,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from crosel.augment import AugmentSettings
-from crosel.data.limits import one_line
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nets import NetworkSettings
-
-_MAX_YAML = 1 << 20  # bytes in a file of settings
+from crosel.yaml_files import parse_yaml, read_yaml
 
 
 class TrainSettings(BaseModel):
@@ -165,50 +163,6 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
                 raise UserError(f"--set {item}: '{part}' was given a value already")
         node[last] = value
     return tree
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Settings as they are written: aliases, with which a few lines can unfold without end, are refused."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                problem="an alias (*name) is not taken in settings; write the value out",
-                problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
-            )
-        return super().compose_node(parent, index)
-
-
-def parse_yaml(text: str) -> Any:
-    """Plain values from YAML that may come from a stranger; whatever is wrong with it is a YAMLError."""
-    try:
-        return yaml.load(text, Loader=_PlainLoader)
-    except RecursionError:
-        raise yaml.YAMLError("nested too deeply") from None
-    except ValueError as error:  # a date or number that looks like one and is none
-        raise yaml.YAMLError(one_line(error)) from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_YAML:
-            raise UserError(f"{path}: larger than {_MAX_YAML >> 20} MiB; these cannot be settings")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    try:
-        content = parse_yaml(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        place = f"{path}, line {where.line + 1}, column {where.column + 1}" if where else str(path)
-        raise UserError(
-            f"{place}: not valid YAML ({' '.join(str(getattr(error, 'problem', error)).split())})"
-        ) from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected settings as 'name: value' lines")
-    return content
 
 
 def presets() -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 
 from crosel import checkpoint
 from crosel.build import build_session
-from crosel.config import RunConfig, check_config, dotted, read_yaml
+from crosel.config import RunConfig, check_config, dotted
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.limits import check_bytes
 from crosel.data.settings import OnImages
@@ -30,6 +30,7 @@ from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors
 from crosel.out_of_memory import OneLine
 from crosel.session import Session
 from crosel.train import Row
+from crosel.yaml_files import read_yaml
 
 # Settings that do not decide what is learnt: a run may go on with other values of these.
 FREE_TO_CHANGE = {

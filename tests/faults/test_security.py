@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from crosel import checkpoint
-from crosel.config import build_config, read_yaml
+from crosel.config import build_config
 from crosel.csv_cells import unguard
 from crosel.errors import UserError
 from crosel.redact import without_secrets
 from crosel.tables.build import Row, Table
 from crosel.tables.render import csv_text
+from crosel.yaml_files import read_yaml
 
 # --- settings -------------------------------------------------------------------------------------------------------
 

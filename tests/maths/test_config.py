@@ -11,12 +11,13 @@ import yaml
 from pydantic import Field, ValidationError
 
 from crosel.bench import expand, read_suite
-from crosel.config import RunConfig, TrainSettings, build_config, check_config, presets, read_preset, read_yaml
+from crosel.config import RunConfig, TrainSettings, build_config, check_config, presets, read_preset
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
 from crosel.tables import paper
+from crosel.yaml_files import read_yaml
 
 SOURCE = {"source": "digits"}
 

@@ -29,8 +29,9 @@ from typing import Any
 import yaml
 
 from crosel.bench.space import Search, parse_search
-from crosel.config import RunConfig, build_config, dotted, read_yaml
+from crosel.config import RunConfig, build_config, dotted
 from crosel.errors import UserError, did_you_mean
+from crosel.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values
 _SUITE_KEYS = ("title", "seeds", "base", "grid", "parts", "search")

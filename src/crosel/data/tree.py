@@ -23,6 +23,7 @@ from crosel.data.dataset import Array, Dataset
 from crosel.data.limits import one_line, shown
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError, did_you_mean
+from crosel.yaml_files import not_yaml
 
 _MAX_BYTES = 16 << 20
 _MAX_HELD = 1 << 24  # leaves below all names together
@@ -54,9 +55,7 @@ def _compose(path: Path) -> yaml.Node:
     except RecursionError:
         raise UserError(f"{path}, line 1: too deeply nested") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
-        raise UserError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or one_line(error)})") from None
+        raise not_yaml(path, error) from None
     except ValueError as error:
         raise UserError(f"{path}: not valid YAML ({one_line(error)})") from None
     if not isinstance(root, yaml.MappingNode):

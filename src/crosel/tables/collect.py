@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from crosel.config import dotted, read_yaml
+from crosel.config import dotted
 from crosel.environment import hardware, read_environment
 from crosel.errors import UserError
 from crosel.run import FREE_TO_CHANGE, RunFolder
+from crosel.yaml_files import read_yaml
 
 # Settings that do not decide what is learnt, or that have a place of their own in a Run.
 _ASIDE = {
