@@ -13,6 +13,7 @@ With `behind` checkpoints are written while training goes on, as on a GPU, and e
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -103,6 +104,7 @@ def wait(pid: int, seconds: float = 120.0) -> int:
 
 
 def main() -> None:
+    gc.freeze()  # or each child looks for garbage in all that is imported, and copies it by that
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
