@@ -1,7 +1,8 @@
-"""Why fewer examples are selected when CroSel's co-mix begins: short runs on 10,000 training images of CIFAR-10.
+"""Why fewer examples are selected when CroSel's co-mix begins, and what a handful of selected ones does: short runs on
+10,000 training images of CIFAR-10 or, with `--source svhn`, of SVHN.
 
     python benchmarks/fall_of_selection.py cut --data DIR --cut cut.npz
-    python benchmarks/fall_of_selection.py run --cut cut.npz --arms "as it is;T 0.5" --seeds 0 --out FILE
+    python benchmarks/fall_of_selection.py run --cut cut.npz --arms "as it is;T 0.5 from the start" --seeds 0 --out FILE
     python benchmarks/fall_of_selection.py table --out FILE                   # what docs/study.md tells of
 
 Of the *training* images 10,000 are trained on and 2,000 others are held out; the test images are left alone. One line a
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,29 @@ from crosel.session import Session
 from crosel.train import fit, predict_chunks
 
 TRAINED, HELD_OUT = 10_000, 2_000
-RULE = "uniform:q=0.3"
-# So small a network is less sure than a large one: with γ = 0.9 nearly nothing would be selected, co-mix or not.
-BASE = ("train.epochs=34", "method.warmup=20", "method.ramp=7", "train.batch_size=64", "method.gamma=0.8")
+
+
+@dataclass(frozen=True)
+class Task:
+    preset: str
+    rule: str
+    settings: tuple[str, ...]
+
+
+TASKS = {
+    # So small a network is less sure than a large one: with γ = 0.9 nearly nothing would be selected, co-mix or not.
+    "cifar10": Task(
+        "fast/cifar10-crosel",
+        "uniform:q=0.3",
+        ("train.epochs=34", "method.warmup=20", "method.ramp=7", "train.batch_size=64", "method.gamma=0.8"),
+    ),
+    # With more candidates it would not learn enough in its warm-up for co-mix to go on from.
+    "svhn": Task(
+        "fast/svhn-crosel",
+        "uniform:q=0.1",
+        ("train.epochs=44", "method.warmup=24", "method.ramp=10", "train.batch_size=64", "method.least_selected=1"),
+    ),
+}
 
 
 class HalvedNetwork(ResidualNetwork):
@@ -125,6 +147,30 @@ def no_comix(session: Session) -> None:
     method_of(session).warmup = session.config.train.epochs
 
 
+def only(count: int, classes: int) -> Callable[[Session], None]:
+    """Of network 2 so many are selected, rightly, of the first classes; of network 1 nothing. So network 1 alone learns
+    from what is selected, and network 2 shows what becomes of one that does not."""
+
+    def change(session: Session) -> None:
+        method = method_of(session)
+        assert session.data.y is not None
+        y, plain = torch.from_numpy(session.data.y), method.end_epoch
+        few = torch.cat([(y == c).nonzero().squeeze(1)[: count // classes] for c in range(1, classes + 1)])
+
+        def put() -> None:
+            method.selected.zero_()
+            method.selected[1, few], method.labels[1, few] = True, y[few].int()
+
+        def end_epoch(epoch: int) -> None:
+            plain(epoch)
+            put()
+
+        put()
+        method.end_epoch = end_epoch  # type: ignore[method-assign]
+
+    return change
+
+
 def both(*changes: Callable[[Session], None]) -> Callable[[Session], None]:
     def change(session: Session) -> None:
         for one in changes:
@@ -153,6 +199,10 @@ ARMS: dict[str, Arm] = {
     "co-mix alone, true targets": ((), both(without_selected, true_targets)),
     "classes of the selected balanced": ((), balanced),
     "refreshed statistics": ((), refreshed),
+    "ten of one class": ((), only(10, 1)),
+    "nine of nine classes": ((), only(9, 9)),
+    "a hundred of one class": ((), only(100, 1)),
+    "ten of one class, least 64": (("method.least_selected=64",), only(10, 1)),
 }
 
 
@@ -172,10 +222,9 @@ class Watch:
         assert data.x_test is not None
         assert data.y_test is not None
         logits = torch.cat([out[0] for _, out in predict_chunks(session, data.x_test)], dim=0)
-        names = ("epoch", "selection_ratio", "oracle_selection_accuracy", "test_accuracy", "covering_rate", "lambda_d",
-                 "loss_selected", "loss_comix")  # fmt: skip
-        line = {n: round(row[n], 4) for n in names if n in row}
-        line["held_out_accuracy"] = line.pop("test_accuracy")
+        names = ("epoch", "selection_ratio", "oracle_selection_accuracy", "test_accuracy", "test_accuracy_1",
+                 "test_accuracy_2", "covering_rate", "lambda_d", "loss_selected", "loss_comix")  # fmt: skip
+        line = {n.replace("test", "held_out"): round(row[n], 4) for n in names if n in row}
         line["seconds"] = round(row["seconds"], 1)
         chosen = method.labels[0][method.selected[0]].long()
         line["selected_by_class"] = chosen.bincount(minlength=method.candidates.shape[1]).tolist()
@@ -193,9 +242,9 @@ class Watch:
 Ended = tuple[dict[str, Tensor], dict[str, Any], list[dict[str, Any]]]  # tensors, state, what was watched
 
 
-def begin(settings: tuple[str, ...], seed: int, data: Dataset) -> Session:
-    values = {"source": "cut.npz", "seed": seed, "candidates": RULE}
-    config = build_config(preset="fast/cifar10-crosel", settings=[*BASE, *settings], values=values)
+def begin(task: Task, settings: tuple[str, ...], seed: int, data: Dataset) -> Session:
+    values = {"source": "cut.npz", "seed": seed, "candidates": task.rule}
+    config = build_config(preset=task.preset, settings=[*task.settings, *settings], values=values)
     return build_session(
         resolve(config, data), data, torch.device("cpu"), make_network=lambda: HalvedNetwork(len(data.classes), 3)
     )
@@ -212,15 +261,15 @@ def decides_warm_up(setting: str) -> bool:
     return setting.startswith(("train.", "method.warmup"))
 
 
-def run(arm: str, seed: int, data: Dataset, kept: Path, stop_after: int | None) -> dict[str, Any]:
-    settings, change = ARMS[arm]
-    started, drawn = time.perf_counter(), draw_candidates(data, RULE, seed)
-    session = begin(settings, seed, drawn)
+def run(source: str, arm: str, seed: int, data: Dataset, kept: Path, stop_after: int | None) -> dict[str, Any]:
+    (settings, change), task = ARMS[arm], TASKS[source]
+    started, drawn = time.perf_counter(), draw_candidates(data, task.rule, seed)
+    session = begin(task, settings, seed, drawn)
     first = method_of(session).warmup
     looks = [first, first + 1, first + 3, session.config.train.epochs]
-    file = kept / ("-".join([f"seed{seed}", *filter(decides_warm_up, settings)]) + ".pt")
+    file = kept / ("-".join([source, f"seed{seed}", *filter(decides_warm_up, settings)]) + ".pt")
     if not file.is_file():
-        torch.save(warm_up(begin(settings, seed, drawn), looks), file)
+        torch.save(warm_up(begin(task, settings, seed, drawn), looks), file)
     tensors, state, epochs = torch.load(file)
     session.restore(Checkpoint(tensors, state))
     if change:
@@ -230,15 +279,15 @@ def run(arm: str, seed: int, data: Dataset, kept: Path, stop_after: int | None) 
         fit(session, (watch,), stop_requested=lambda: session.progress.epoch - first == stop_after)
     known = environment(["python", *sys.argv])
     return {
-        "arm": arm, "seed": seed, "finished": session.progress.epoch == session.config.train.epochs,
-        "settings": [*BASE, *settings], "candidates": RULE, "warm_up": first, "epochs": epochs + watch.epochs,
-        "seconds": round(time.perf_counter() - started, 1),
+        "source": source, "arm": arm, "seed": seed, "finished": session.progress.epoch == session.config.train.epochs,
+        "settings": [*task.settings, *settings], "candidates": task.rule, "warm_up": first,
+        "epochs": epochs + watch.epochs, "seconds": round(time.perf_counter() - started, 1),
         **{name: known.get(name) for name in ("commit", "started", "python", "torch")},
     }  # fmt: skip
 
 
-def cut(folder: Path, out: Path) -> None:
-    data = load("cifar10", folder)
+def cut(source: str, folder: Path, out: Path) -> None:
+    data = load(source, folder)
     assert data.y is not None
     order = np.random.default_rng(0).permutation(data.n)
     rest, held = order[:TRAINED], order[TRAINED : TRAINED + HELD_OUT]
@@ -270,6 +319,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("what", choices=("cut", "run", "table"))
+    parser.add_argument("--source", choices=tuple(TASKS), default="cifar10")
     parser.add_argument("--data", type=Path, help="folder of the published files")
     parser.add_argument("--cut", type=Path, default=Path("cut.npz"))
     parser.add_argument("--kept", type=Path, default=Path(), help="folder where warm-ups are kept for other arms")
@@ -279,7 +329,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "cut":
-        cut(given.data, given.cut)
+        cut(given.source, given.data, given.cut)
         return
     if given.out is None:
         parser.error(f"{given.what} needs --out")
@@ -292,7 +342,7 @@ def main() -> None:
         for arm in arms:
             if any((row["arm"], row["seed"]) == (arm, seed) for row in read(given.out)):
                 continue
-            row = run(arm, seed, data, given.kept, given.stop_after)
+            row = run(given.source, arm, seed, data, given.kept, given.stop_after)
             add(row, given.out)
             print(table([row]).splitlines()[-1], row["seconds"], flush=True)
 

@@ -610,7 +610,8 @@ def test_average_of_logits_or_of_probabilities():
     [
         {"networks": 3}, {"networks": 0}, {"warmup": 0}, {"bank_length": 0}, {"gamma": 1.1}, {"gamma": -0.1},
         {"criteria": (4,)}, {"lambda_cr": -1.0}, {"scope": "some"}, {"selected_view": "medium"}, {"temperature": 0.0},
-        {"alpha": 0.0}, {"ramp": -1}, {"gamma_start": 2.0}, {"temperature_start": 0.0}, {"lambda": 1.0},
+        {"alpha": 0.0}, {"ramp": -1}, {"least_selected": 0}, {"gamma_start": 2.0}, {"temperature_start": 0.0},
+        {"lambda": 1.0},
     ],
     ids=str,
 )  # fmt: skip
@@ -639,6 +640,24 @@ def test_nothing_selected_by_one_of_two():
     method.begin_epoch(WARMUP + 1)
     assert set(method.streams()) == {"all_0", "all_1", "selected_1"}
     assert_finite(method, step(method))
+
+
+@pytest.mark.parametrize("scope", ["all", "unselected"])
+@pytest.mark.parametrize(("least", "taken"), [(5, True), (6, True), (7, False)])
+def test_fewer_than_the_least_count_as_none(scope, least, taken):
+    """Network 1 learns from six of network 0; what it does not learn from, co-mix shows it."""
+    method = selecting(build(scope=scope, least_selected=least), share=0)
+    method.selected[0, :6], method.labels[0, :6] = True, 1
+    streams = method.streams()
+    assert ("selected_1" in streams) == taken
+    mixed = streams["all_1"].pool
+    assert set(range(N) if mixed is None else mixed.tolist()) == (
+        set(range(6, N)) if taken and scope == "unselected" else set(range(N))
+    )
+    losses = step(method)
+    assert_finite(method, losses)
+    assert (losses.report["loss_selected"] > 0) == taken
+    assert method.metrics()["selection_ratio_1"] == pytest.approx(6 / N)  # they are selected all the same
 
 
 def test_nothing_selected_and_no_co_mix_has_nothing_to_learn():

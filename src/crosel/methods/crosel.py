@@ -29,7 +29,9 @@ Where paper and released code part, and what we do:
 * λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
 
-Beyond the paper, off by default: `outside`, for sets that may miss the truth (`crosel.methods.outside`).
+Beyond the paper, off by default: `outside`, for sets that may miss the truth (`crosel.methods.outside`);
+`least_selected`, under which L_l = 0: batches of a handful, often of one class, lead batch norm's running statistics
+astray, and with them the bank.
 """
 
 from __future__ import annotations
@@ -132,6 +134,7 @@ class CroSelSettings(MethodSettings):
     dynamic_lambda: bool = Field(True, description="scale λ_cr by the share not selected (Eq. 14)")
     scope: Literal["all", "unselected", "none"] = Field("all", description="examples that co-mix sees")
     selected_view: View = Field("weak", description="augmentation of the selected batch")
+    least_selected: int = Field(1, ge=1, description="where fewer are selected, a network learns from co-mix alone")
     temperature: float = Field(0.5, gt=0, description="T, sharpening of the pseudo labels")
     alpha: float = Field(0.75, gt=0, description="α of MixUp's Beta distribution")
     mix_per_pair: bool = Field(False, description="one λ for each pair instead of one a step")
@@ -239,6 +242,8 @@ class CroSel(Method):
     def _selection_pools(self, v: int) -> tuple[Tensor, Tensor | None]:
         """What network v draws from after the warm-up: labels of its teacher's choice, and co-mix (None: all)."""
         chosen = self.selected[self.teacher(v)]
+        if int(chosen.sum()) < self.settings.least_selected:
+            chosen = torch.zeros_like(chosen)
         mixed = self.outside.mixed(~chosen if self.settings.scope == "unselected" else None)
         chosen = self.outside.selected(chosen)
         return chosen.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
