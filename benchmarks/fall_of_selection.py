@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -142,6 +143,27 @@ def refreshed(session: Session) -> None:
     session.config = session.config.model_copy(update={"train": train})
 
 
+def selected_leave_no_trace(session: Session) -> None:
+    """Batch norm's running statistics come from co-mix alone: selected batches, the first of two, do not move them."""
+    method = method_of(session)
+    plain = method._selection_losses
+
+    def apart(network: nn.Module, *batches: Tensor) -> list[Tensor]:
+        norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+        logits = []
+        for i, x in enumerate(batches):
+            for norm in norms:
+                norm.momentum = 0.0 if i < len(batches) - 1 else 0.1
+            logits.append(network(x))
+        return logits
+
+    def losses(v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
+        with mock.patch("crosel.methods.crosel.apart", apart):
+            return plain(v, batches, generator)
+
+    method._selection_losses = losses  # type: ignore[method-assign]
+
+
 def no_comix(session: Session) -> None:
     """The warm-up goes on to the end."""
     method_of(session).warmup = session.config.train.epochs
@@ -202,6 +224,8 @@ ARMS: dict[str, Arm] = {
     "ten of one class": ((), only(10, 1)),
     "nine of nine classes": ((), only(9, 9)),
     "a hundred of one class": ((), only(100, 1)),
+    "selected leave no trace": ((), selected_leave_no_trace),
+    "ten of one class, no trace": ((), both(only(10, 1), selected_leave_no_trace)),
     "ten of one class, least 64": (("method.least_selected=64",), only(10, 1)),
 }
 

@@ -74,6 +74,11 @@ def figures() -> dict[str, Figure]:
         "long warm-up, restart": rows("cifar10-q0.5-restart/crosel-seed0"),
         "λ_cr from 1 to 4": rows("trials/cifar10-lambda-rises-2"),
     }
+    svhn = rows("svhn-q0.5-15min/crosel-seed0")
+    hundred = {
+        "q = 0.1": rows("trials/cifar100-q0.1-158-epochs"),
+        "superclass": rows("trials/cifar100-superclass-156-epochs"),
+    }
     where = "cifar10-q0.5-10min, cifar10-q0.5-restart, trials/cifar10-lambda-rises-2"
     return {
         "selection": Figure(
@@ -110,6 +115,18 @@ def figures() -> dict[str, Figure]:
         "schedules-selected": Figure(
             "The same runs: share selected", where,
             [line(name, run, "selection_ratio") for name, run in schedules.items()], 1,
+        ),
+        "handful": Figure(
+            "SVHN, q = 0.5: each network, and the share that it learns from", "svhn-q0.5-15min/crosel-seed0",
+            [line("accuracy of network 1", svhn, "test_accuracy_1"), line("of network 2", svhn, "test_accuracy_2"),
+             line("selected for network 1", svhn, "selection_ratio_2"),
+             line("for network 2", svhn, "selection_ratio_1")], 1, mark=end_of_warm_up(svhn),
+        ),
+        "cifar100": Figure(
+            "CIFAR-100, ResNet-18, q = 0.1 and superclass q = 0.5", "trials/cifar100-…",
+            [line(f"accuracy, {name}", run, "test_accuracy") for name, run in hundred.items()]
+            + [line(f"selected, {name}", run, "selection_ratio") for name, run in hundred.items()], 1,
+            mark=end_of_warm_up(hundred["q = 0.1"]),
         ),
     }  # fmt: skip
 
