@@ -239,8 +239,10 @@ class RunFolder:
 
     def _check_unchanged(self, config: RunConfig, state: Mapping[str, Any]) -> None:
         """config.yaml may have been edited or damaged since the checkpoint was written."""
-        new = config.model_dump(mode="json")
-        changed = first_difference(state.get("config", new), new)
+        if not isinstance(state.get("config"), dict):
+            return
+        old = check_config(state["config"], place=f"{self.checkpoints}: ")  # of an earlier version: new ones by default
+        changed = first_difference(old.model_dump(mode="json"), config.model_dump(mode="json"))
         if changed is not None:
             name, was, now = changed
             raise UserError(

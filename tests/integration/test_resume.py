@@ -17,6 +17,7 @@ import yaml
 from _runs import ENVIRONMENT, ForkServer, arrays, assert_same_run, checkpoints, metrics, tree
 from _support import CroselCli, Result, TinyRun, small_arrays
 
+from crosel import checkpoint
 from crosel.pipeline import StopFlag
 
 STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
@@ -245,6 +246,18 @@ def test_edited_config_is_noticed(stopped: Path, crosel_cli: CroselCli) -> None:
         f"crosel: {config} has changed since the run was made: train.lr was 0.1, now 0.2; put it back\n"
     )
     assert snapshot(stopped) == before
+
+
+def test_a_run_from_before_a_setting_was_there_goes_on(tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:
+    found = checkpoint.load_newest(stopped / "checkpoints").checkpoint
+    assert found is not None
+    assert found.state["config"]["method"].pop("least_selected") == 1
+    checkpoint.save(stopped / "checkpoints", 3, 0, found.tensors, found.state, keep=1)
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text().replace("  least_selected: 1\n", ""))
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 0, result.err
+    assert_same_run(stopped, tiny_run.path, same_files=False)
 
 
 # --- damage -------------------------------------------------------------------------------------------------------

@@ -321,6 +321,13 @@ def test_keep_is_bit_identical_whatever_is_outside():
     assert steps(selecting(outside="take"))[0] != first
 
 
+@pytest.mark.parametrize(("mode", "pool"), [("drop", 5), ("take", 7)])
+def test_the_least_to_learn_from_counts_what_is_learnt(mode, pool):
+    """Five are selected and two found outside. Where they are fewer than the least, nothing is left of either."""
+    assert {f"selected_{v}" for v in (0, 1)} <= pools(selecting(outside=mode, least_selected=pool)).keys()
+    assert pools(selecting(outside=mode, least_selected=pool + 1)).keys() == {"all_0", "all_1"}
+
+
 @pytest.mark.parametrize("mode", ["drop", "take"])
 def test_state_carries_over(mode):
     method, fresh = selecting(outside=mode), build(seed=5, outside=mode)

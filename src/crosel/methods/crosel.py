@@ -241,11 +241,10 @@ class CroSel(Method):
 
     def _selection_pools(self, v: int) -> tuple[Tensor, Tensor | None]:
         """What network v draws from after the warm-up: labels of its teacher's choice, and co-mix (None: all)."""
-        chosen = self.selected[self.teacher(v)]
+        chosen = self.outside.selected(self.selected[self.teacher(v)])
         if int(chosen.sum()) < self.settings.least_selected:
             chosen = torch.zeros_like(chosen)
         mixed = self.outside.mixed(~chosen if self.settings.scope == "unselected" else None)
-        chosen = self.outside.selected(chosen)
         return chosen.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
