@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def hardware(environment: Mapping[str, Any]) -> str:
     command = environment.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
     # A card may be there without being used; of a flag given twice, the last counts.
-    asked = [after for word, after in pairwise(words) if word == "--device"]
+    asked = re.findall(r"--device[ =](\S+)", " ".join(words))
     if environment.get("gpu") and asked[-1:] != ["cpu"]:
         return str(environment["gpu"])
     threads = environment.get("threads") or environment.get("cpu_count")

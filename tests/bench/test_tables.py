@@ -126,7 +126,7 @@ def test_the_same_run_counts_once(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_folders(tmp_path: Path) -> None:
-    make_run(tmp_path / "good", accuracy=0.8, environment={"gpu": "X", "threads": 1, "command": ["--device", "cpu"]})
+    make_run(tmp_path / "good", accuracy=0.8, environment={"gpu": "X", "threads": 1, "command": ["--device=cpu"]})
     own = make_run(tmp_path / "own-method", method="cc", accuracy=0.7)
     config = own / "config.yaml"
     config.write_text(config.read_text(encoding="utf-8").replace("name: cc", "name: of-mine"), encoding="utf-8")
