@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,21 +320,26 @@ def cut(source: str, folder: Path, out: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    def share(value: float | None) -> str:
-        return "" if value is None else f"{100 * value:.1f} %"
+    def shares(values: Iterable[float | None]) -> str:
+        return ", ".join("" if value is None else f"{100 * value:.1f} %" for value in values)
 
     lines = [
         "| arm | seed | S-ratio when warm-up ends, after 1, 2, 3, 4 epochs of co-mix | mean largest probability "
-        "| held-out accuracy | last epoch: held-out accuracy, S-ratio, S-acc |",
-        "|---|---|---|---|---|---|",
+        "| held-out accuracy | network 1's | network 1 three epochs in, accuracy on training images, by statistics of all "
+        "(running), of plain, of selected images | last epoch: held-out accuracy, S-ratio, S-acc |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    kinds = ("plain", "plain, statistics of plain images", "plain, statistics of selected images")
     for row in rows:
         first, last = row["epochs"][row["warm_up"] - 1 :][:5], row["epochs"][-1]
         ends = ("held_out_accuracy", "selection_ratio", "oracle_selection_accuracy")
+        seen = first[3].get("views", {}) if len(first) > 3 else {}
         cells = [
-            row["arm"], str(row["seed"]), ", ".join(share(e["selection_ratio"]) for e in first),
-            ", ".join(f"{e['confidence']:.2f}" for e in first), ", ".join(share(e["held_out_accuracy"]) for e in first),
-            ", ".join(share(last.get(name)) for name in ends) if row["finished"] else "",
+            row["arm"], str(row["seed"]), shares(e["selection_ratio"] for e in first),
+            ", ".join(f"{e['confidence']:.2f}" for e in first), shares(e["held_out_accuracy"] for e in first),
+            shares(e["held_out_of_network_1"]["accuracy"] for e in first),
+            shares(seen.get(kind, {}).get("accuracy") for kind in kinds),
+            shares(last.get(name) for name in ends) if row["finished"] else "",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -361,7 +366,10 @@ def main() -> None:
         print(table(some(read(given.out), given.out)))
         return
     torch.set_num_threads(1)
-    arms, data = chosen(given.arms, ARMS, "--arms"), load(str(given.cut))
+    arms = chosen(given.arms, ARMS, "--arms")
+    if not given.cut.is_file():
+        parser.error(f"--cut {given.cut} is not there; 'cut' makes it")
+    data = load(str(given.cut))
     for seed in given.seeds:
         for arm in arms:
             if any((row["arm"], row["seed"]) == (arm, seed) for row in read(given.out)):

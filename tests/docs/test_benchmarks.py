@@ -55,7 +55,10 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
             "lws_lost_class.py: --variants plan: there is no such thing (did you mean 'plain'?); there are plain",
         ),
         (("fall_of_selection.py", "cut"), "fall_of_selection.py: cifar-10-batches-py is not there"),
-        (("fall_of_selection.py", "run", "--cut", "gone.npz", "--out", "x"), "fall_of_selection.py: source 'gone.npz'"),
+        (
+            ("fall_of_selection.py", "run", "--cut", "gone.npz", "--out", "x"),
+            "fall_of_selection.py: --cut gone.npz is not there",
+        ),
         (
             ("fall_of_selection.py", "run", "--arms", "zzz", "--out", "x"),
             "fall_of_selection.py: --arms zzz: there is no such thing; there are as it is",

@@ -214,6 +214,12 @@ def settings_of(name: str, **values: object) -> MethodSettings:
             9,
             ["method.outside_gamma=0.95 is above method.gamma and counts as 0.9"],
         ),
+        (
+            settings_of("crosel", least_selected=50, scope="none"),
+            9,
+            ["method.least_selected=50 with method.scope=none: as long as fewer are selected, nothing is learnt"],
+        ),
+        (settings_of("crosel", least_selected=50), 9, []),
         (settings_of("crosel", outside_gamma=0.5), 9, []),  # the flags of the labels follow it
     ],
 )

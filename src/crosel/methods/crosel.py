@@ -166,6 +166,11 @@ class CroSelSettings(MethodSettings):
             )
         if self.ramp and not given:
             lines.append(f"method.ramp={self.ramp} has no effect without a value to start from: {', '.join(starts)}")
+        if self.least_selected > 1 and self.scope == "none":
+            lines.append(
+                f"method.least_selected={self.least_selected} with method.scope=none: as long as fewer are selected, "
+                "nothing is learnt"
+            )
         if self.outside_gamma is not None and self.outside_gamma > self.gamma:
             lines.append(f"method.outside_gamma={self.outside_gamma} is above method.gamma and counts as {self.gamma}")
         return lines
