@@ -325,7 +325,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
     lines = [
         "| arm | seed | S-ratio when warm-up ends, after 1, 2, 3, 4 epochs of co-mix | mean largest probability "
-        "| held-out accuracy | network 1's | network 1 three epochs in, accuracy on training images, by statistics of all "
+        "| held-out accuracy | network 1's | network 1 three epochs in, training images, by statistics of all "
         "(running), of plain, of selected images | last epoch: held-out accuracy, S-ratio, S-acc |",
         "|---|---|---|---|---|---|---|---|",
     ]
