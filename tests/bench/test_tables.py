@@ -259,6 +259,15 @@ def test_the_short_ablations_meet_the_papers_rows_and_say_of_which_data(tmp_path
     assert "Figures for cifar100 q=0.1 are the paper's nearest; its whole method has 84.07 ± 0.16 there." in text
 
 
+def test_an_ablation_is_named_where_all_rows_are_it(tmp_path: Path) -> None:
+    """Its figure of the paper is not the method's, and nothing else in the table would say so."""
+    make_run(tmp_path / "alone", sets=("method.scope=none", "method.gamma=0.7"))
+    (row,) = rows_of(tmp_path)
+    assert row.paper["accuracy"].mean == 81.01
+    assert row.settings == {"method.scope": "none"}  # γ is part of the schedule
+    assert "| crosel | scope=none |" in make_tables([tmp_path]).text
+
+
 @pytest.mark.parametrize(
     ("source", "rule", "change", "mean", "data"),
     [
@@ -371,7 +380,7 @@ def test_csv_reads_back(tmp_path: Path) -> None:
         "0",
         "1",
         "",
-        "",
+        "criteria=1+2",
     )
     assert (second["hardware"], second["paper_accuracy"], second["paper_accuracy_sd"]) == (
         'The "fast", one',

@@ -95,9 +95,12 @@ def _table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Tab
     # Settings of one method mean nothing to another, so they are compared within a method only.
     shared = [{k: v for k, v in g[0].settings.items() if not k.startswith("method.")} for g in groups]
     shown = {name: differing(shared) - _OWN_COLUMN for name in by_method}
-    for method, settings in by_method.items():
-        shown[method] |= {name for name in differing(settings) if name.startswith("method.")}
-    beside = reference(dataset, by_method.get("crosel", []))
+    for method, several in by_method.items():
+        shown[method] |= {name for name in differing(several) if name.startswith("method.")}
+    ours = by_method.get("crosel", [])
+    beside = reference(dataset, ours)
+    for settings in ours:  # an ablation is named, even where all rows are the same one
+        shown["crosel"] |= {name for name, value in beside.papers.items() if settings.get(name) != value}
     rows = [_row(members, shown[members[0].method], beside) for members in groups]
     usual = usual_settings(rows)
     rows.sort(key=lambda row: _place(row, usual[row.method]))
