@@ -8,7 +8,7 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -353,6 +353,11 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[st
     free = set(FREE_TO_CHANGE)
     if not {was.get("source"), now.get("source")} & NAMED.keys():
         free.add("source")  # a file may have moved; its content is compared with the run's own record of it
+    return first_differing(was, now, free)
+
+
+def first_differing(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> tuple[str, Any, Any] | None:
+    """Of settings by their dotted names, but for those that are free to differ."""
     telling = ("source", "method.name")  # when these differ, so do many others
     for name in sorted((was.keys() | now.keys()) - free, key=lambda name: (name not in telling, name)):
         if was.get(name) != now.get(name):

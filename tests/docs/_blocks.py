@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from _support import run_cli
@@ -142,3 +145,14 @@ def check_output(place: str, shown: list[str], said: str) -> None:
     for given, real in zip(_PERCENT.findall(text), match.groups(), strict=True):
         close = abs(float(given.split()[0]) - float(real)) <= TOLERANCE
         assert close, f"{place}: the page shows {given}, the command said {real} %:\n{said}"
+
+
+def docs_script(name: str) -> ModuleType:
+    """A script of docs/ that writes parts of its pages, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module

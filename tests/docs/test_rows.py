@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from _blocks import ROOT
+from _blocks import docs_script
 
 from crosel.config import RunConfig
 
 
 @pytest.fixture(scope="module")
 def rows() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rows", ROOT / "docs" / "rows.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["rows"] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("rows")
 
 
 def write_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from _blocks import ROOT
+from _blocks import ROOT, docs_script
 from typer.main import get_command
 
 from crosel.cli import app
@@ -98,12 +97,7 @@ def test_equations_are_mathml(site: Path) -> None:  # so they need no script
 
 def test_figures_are_those_of_the_records() -> None:
     """Whoever changes results/ draws the figures anew: python docs/figures.py."""
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["figures"] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
+    module = docs_script("figures")
     drawn = {name: module.draw(figure) for name, figure in module.figures().items()}
     assert len(drawn) >= 5
     for name, text in drawn.items():

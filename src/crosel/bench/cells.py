@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from crosel.bench.suite import Cell
 from crosel.config import dotted
 from crosel.errors import Diverged, Interrupted, UserError
-from crosel.run import FREE_TO_CHANGE, RunFolder
+from crosel.run import FREE_TO_CHANGE, RunFolder, first_differing
 
 Status = Literal["done", "skipped", "failed", "stopped"]
 LOGS = "logs"
@@ -78,10 +78,7 @@ def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
         free.add("augment.flip")
     if cell.config.network.name == type(cell.config.network)().name:
         free.add("network.name")
-    for name in sorted((was.keys() | now.keys()) - free):
-        if was.get(name) != now.get(name):
-            return name, was.get(name), now.get(name)
-    return None
+    return first_differing(was, now, free)
 
 
 def last_row(folder: Path) -> Mapping[str, Any]:
