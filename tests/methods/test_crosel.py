@@ -648,6 +648,8 @@ def test_fewer_than_the_least_count_as_none(scope, least, taken):
     """Network 1 learns from six of network 0; what it does not learn from, co-mix shows it."""
     method = selecting(build(scope=scope, least_selected=least), share=0)
     method.selected[0, :6], method.labels[0, :6] = True, 1
+    method.begin_epoch(WARMUP + 1)
+    assert float(method.lambda_d) == pytest.approx(4.0 * (1 - (6 / N / 2 if taken else 0)))
     streams = method.streams()
     assert ("selected_1" in streams) == taken
     mixed = streams["all_1"].pool

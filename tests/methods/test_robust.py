@@ -324,8 +324,11 @@ def test_keep_is_bit_identical_whatever_is_outside():
 @pytest.mark.parametrize(("mode", "pool"), [("drop", 5), ("take", 7)])
 def test_the_least_to_learn_from_counts_what_is_learnt(mode, pool):
     """Five are selected and two found outside. Where they are fewer than the least, nothing is left of either."""
-    assert {f"selected_{v}" for v in (0, 1)} <= pools(selecting(outside=mode, least_selected=pool)).keys()
-    assert pools(selecting(outside=mode, least_selected=pool + 1)).keys() == {"all_0", "all_1"}
+    enough, too_few = (selecting(outside=mode, least_selected=least) for least in (pool, pool + 1))
+    assert {f"selected_{v}" for v in (0, 1)} <= pools(enough).keys()
+    assert pools(too_few).keys() == {"all_0", "all_1"}
+    assert float(enough.lambda_d) == float(selecting(outside=mode).lambda_d)
+    assert float(too_few.lambda_d) == 4, "what is not learnt with one label does not count in r_s"
 
 
 @pytest.mark.parametrize("mode", ["drop", "take"])

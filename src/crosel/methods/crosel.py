@@ -30,8 +30,8 @@ Where paper and released code part, and what we do:
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
 
 Beyond the paper, off by default: `outside`, for sets that may miss the truth (`crosel.methods.outside`);
-`least_selected`, under which L_l = 0: batches of a handful, often of one class, lead batch norm's running statistics
-astray, and with them the bank.
+`least_selected`, under which L_l = 0 and the few do not count in r_s either: batches of a handful, often of one class,
+lead batch norm's running statistics astray, and with them the bank.
 """
 
 from __future__ import annotations
@@ -227,30 +227,32 @@ class CroSel(Method):
         self.phase = "warm-up" if epoch <= self.warmup else "selection"
         progress = self._progress(epoch)
         lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, progress) if s.scope != "none" else 0.0
-        share = self.outside.selected_share(self.selected) if s.dynamic_lambda else 0.0
+        share = self.outside.selected_share(self._learnt()) if s.dynamic_lambda else 0.0
         self.lambda_d.fill_(dynamic_weight(share, lambda_cr) if self.phase == "selection" else 0.0)
         self.temperature.fill_(ramp(s.temperature_start, s.temperature, progress))
 
     def streams(self) -> dict[str, Stream]:
         s, streams = self.settings, {}
-        for v in range(len(self.networks)):
+        for v, learnt in enumerate(self._learnt()):
             if self.phase == "warm-up":
                 streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self.outside.warmup_pool())
                 continue
-            chosen, mixed = self._selection_pools(v)
+            chosen, mixed = self._selection_pools(learnt)
             if len(chosen):
                 streams[f"selected_{v}"] = Stream((s.selected_view,), pool=chosen)
             if s.scope != "none" and (mixed is None or len(mixed)):
                 streams[f"all_{v}"] = Stream(("weak", "strong"), pool=mixed)
         return streams
 
-    def _selection_pools(self, v: int) -> tuple[Tensor, Tensor | None]:
-        """What network v draws from after the warm-up: labels of its teacher's choice, and co-mix (None: all)."""
-        chosen = self.outside.selected(self.selected[self.teacher(v)])
-        if int(chosen.sum()) < self.settings.least_selected:
-            chosen = torch.zeros_like(chosen)
-        mixed = self.outside.mixed(~chosen if self.settings.scope == "unselected" else None)
-        return chosen.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
+    def _learnt(self) -> Tensor:
+        """What each network learns with one label, which its teacher chose: bool [v, n]."""
+        chosen = self.outside.selected(self.selected[[self.teacher(v) for v in range(len(self.networks))]])
+        return chosen & (chosen.sum(dim=1, keepdim=True) >= self.settings.least_selected)
+
+    def _selection_pools(self, learnt: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What a network draws from after the warm-up: what it learns with one label, and co-mix (None: all)."""
+        mixed = self.outside.mixed(~learnt if self.settings.scope == "unselected" else None)
+        return learnt.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         lanes, parts = Lanes(self.lambda_d.device), []

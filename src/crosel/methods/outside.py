@@ -35,16 +35,16 @@ class Keep(nn.Module):
     def renew(self, stable: Tensor, labels: Tensor, candidates: Tensor) -> None:
         """Look at what the networks [v, n] say after an epoch."""
 
-    def selected_share(self, selected: Tensor) -> float:
-        """r_s, from what each network selects [v, n]."""
-        return float(selected.float().mean())
+    def selected_share(self, learnt: Tensor) -> float:
+        """r_s, from what each network learns with one label [v, n]."""
+        return float(learnt.float().mean())
 
     def warmup_pool(self) -> Tensor | None:
         """The examples that the warm-up draws from; None: all."""
         return None
 
     def selected(self, chosen: Tensor) -> Tensor:
-        """The examples [n] that are learnt with one label, of those that the teacher chose."""
+        """The examples [v, n] that are learnt with one label, of those that each network's teacher chose."""
         return chosen
 
     def mixed(self, wanted: Tensor | None) -> Tensor | None:
@@ -88,8 +88,8 @@ class _Outside(Keep):
 class Drop(_Outside):
     """They are left out everywhere, and do not count in r_s."""
 
-    def selected_share(self, selected: Tensor) -> float:
-        left = selected[:, ~self.found]
+    def selected_share(self, learnt: Tensor) -> float:
+        left = learnt[:, ~self.found]
         return float(left.float().mean()) if left.numel() else 0.0
 
     def warmup_pool(self) -> Tensor | None:
@@ -101,9 +101,6 @@ class Drop(_Outside):
 
 class Take(_Outside):
     """They are learnt with the label that was found, and count as selected; in the warm-up it is their whole set."""
-
-    def selected_share(self, selected: Tensor) -> float:
-        return float((selected | self.found).float().mean())
 
     def selected(self, chosen: Tensor) -> Tensor:
         return chosen | self.found
