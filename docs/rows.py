@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crosel.bench import expand, read_suite
+from crosel.build import left_to_data
 from crosel.config import RunConfig, build_config, dotted
+from crosel.run import first_differing
 from crosel.tables import Estimate, Run, collect, estimate, main_figures
 from crosel.tables.build import group
 from crosel.tables.collect import deciding
@@ -56,11 +58,10 @@ BARS = (
 
 def is_run_of(run: Run, config: RunConfig) -> bool:
     """Whether the run was made with these settings, but for the seed."""
+    if (run.dataset, run.rule, run.method) != (config.source, config.candidates, config.method.name):
+        return False
     asked = deciding(dotted(config.model_dump(mode="json")))
-    if "flip" not in config.augment.model_fields_set:
-        asked.pop("augment.flip")  # the data decide
-    same = all(run.settings.get(name) == value for name, value in asked.items() if name != "data.split_seed")
-    return same and (run.dataset, run.rule, run.method) == (config.source, config.candidates, config.method.name)
+    return first_differing(run.settings, asked, {*left_to_data(config), "data.split_seed"}) is None
 
 
 def gpu_runs(results: Path = RESULTS) -> list[Run]:

@@ -23,12 +23,18 @@ from crosel.session import Session
 
 def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     """Fill in what follows from the data, so that the saved config alone repeats the run."""
-    augment = config.augment
-    if "flip" not in augment.model_fields_set:
+    augment, network, left = config.augment, config.network, left_to_data(config)
+    if "augment.flip" in left:
         augment = augment.model_copy(update={"flip": data.flips})
-    name = network_name(config.network, InputShape(data.shape))
-    network = config.network.model_copy(update={"name": name})
+    if "network.name" in left:
+        network = network.model_copy(update={"name": network_name(network, InputShape(data.shape))})
     return config.model_copy(update={"augment": augment, "network": network})
+
+
+def left_to_data(config: RunConfig) -> set[str]:
+    """What `resolve` fills in, by dotted names: in these a run's own config may differ from the one it was asked by."""
+    given = {"augment.flip": "flip" in config.augment.model_fields_set, "network.name": config.network.name != "auto"}
+    return {name for name, is_given in given.items() if not is_given}
 
 
 def build_session(

@@ -11,7 +11,9 @@ import yaml
 from pydantic import Field, ValidationError
 
 from crosel.bench import expand, read_suite
-from crosel.config import RunConfig, TrainSettings, build_config, check_config, presets, read_preset
+from crosel.build import left_to_data, resolve
+from crosel.config import RunConfig, TrainSettings, build_config, check_config, dotted, presets, read_preset
+from crosel.data.digits import read_digits
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
@@ -165,6 +167,23 @@ def test_the_same_method_keeps_what_was_said(file):
 
 
 # --- presets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ([], {"augment.flip", "network.name"}),
+        (["augment.flip=true"], {"network.name"}),
+        (["network.name=mlp"], {"augment.flip"}),
+        (["augment.flip=true", "network.name=mlp"], set()),
+    ],
+)
+def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
+    config = build_config(settings=["source=digits", *settings])
+    assert left_to_data(config) == left
+    asked, made = (dotted(c.model_dump(mode="json")) for c in (config, resolve(config, read_digits())))
+    assert {name for name in asked if asked[name] != made[name]} == left  # digits must not flip, and are small images
+    assert left_to_data(resolve(config, read_digits())) == set()
 
 
 def test_there_are_presets():
