@@ -11,7 +11,6 @@ from crosel.augment import make_views
 from crosel.compute.synchronised import synchronise_norms
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
-from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
 from crosel.memory import inputs_stay_on_host
@@ -19,6 +18,7 @@ from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
 from crosel.out_of_memory import is_out_of_memory
 from crosel.session import Session
+from crosel.tensors import Normaliser, TrainingTensors
 
 
 def resolve(config: RunConfig, data: Dataset) -> RunConfig:

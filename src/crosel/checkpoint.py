@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from crosel.data.limits import memory_bound
 from crosel.files import atomic_write, disk_errors
+from crosel.limits import memory_bound
 
 _STATE: dict[str, Any] = {
     "epoch": int, "step": int, "rows": list, "seconds": (int, float), "device": str, "data": str, "candidates": str,

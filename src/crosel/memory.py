@@ -20,8 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from crosel.data.limits import memory_bound
 from crosel.errors import UserError
+from crosel.limits import memory_bound
 from crosel.optimiser import copies_kept
 
 if TYPE_CHECKING:

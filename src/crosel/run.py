@@ -21,12 +21,12 @@ from crosel import checkpoint
 from crosel.build import build_session
 from crosel.config import RunConfig, check_config, dotted
 from crosel.data import Dataset, full_rule, load, with_classes_of
-from crosel.data.limits import check_bytes
 from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
 from crosel.environment import environment
 from crosel.errors import UserError, tell
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
+from crosel.limits import check_bytes
 from crosel.out_of_memory import OneLine
 from crosel.session import Session
 from crosel.train import Row

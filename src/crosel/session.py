@@ -19,11 +19,11 @@ from crosel.checkpoint import Checkpoint, prefixed, without_prefix
 from crosel.compute.forward import Forward
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
-from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
 from crosel.methods.base import Method
 from crosel.optimiser import make_optimiser, optimiser_state, restore_optimiser
+from crosel.tensors import Normaliser, TrainingTensors
 
 
 @dataclass

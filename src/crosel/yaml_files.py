@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from crosel.data.limits import one_line
 from crosel.errors import UserError
+from crosel.limits import one_line
 
 _MAX_YAML = 1 << 20  # bytes in a file of settings
 

@@ -12,8 +12,8 @@ from _files import picture, put, read, refused, sets_of
 
 from crosel.data import DataSettings, draw_candidates
 from crosel.data.inputs import read_inputs
-from crosel.data.limits import MAX_LINE
 from crosel.errors import UserError
+from crosel.limits import MAX_LINE
 
 VOTES = [("t1", "ann", "cat"), ("t2", "ann", "dog"), ("t1", "bob", "dog"), ("t1", "eve", "cat"), ("t2", "bob", "dog")]
 

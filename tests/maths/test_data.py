@@ -24,9 +24,9 @@ from crosel.data.dataset import Dataset, as_candidates, as_inputs, as_labels, ma
 from crosel.data.digits import read_digits
 from crosel.data.npz import read_npz
 from crosel.data.pickles import read_pickle
-from crosel.data.tensors import Normaliser, TrainingTensors, draw_indices
 from crosel.errors import UserError
 from crosel.methods.base import Stream
+from crosel.tensors import Normaliser, TrainingTensors, draw_indices
 
 torch.set_num_threads(1)
 

@@ -17,11 +17,11 @@ from crosel.augment import AugmentSettings, make_views
 from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.tensors import Normaliser, TrainingTensors
 from crosel.errors import UserError
 from crosel.losses import cc_loss, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Problem
 from crosel.methods.crosel import CroSel, CroSelSettings, comix_targets, mix, ramp
+from crosel.tensors import Normaliser, TrainingTensors
 from crosel.train import fit
 
 torch.set_num_threads(1)

@@ -19,13 +19,13 @@ from crosel.data.csvfile import no_number
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import list_images
-from crosel.data.limits import check_plain, shown
 from crosel.data.matfile import read_mat_inputs
 from crosel.data.npz import as_names, open_archive, read_array
 from crosel.data.settings import DataSettings
 from crosel.data.table import MEANINGS, as_features, image_path, meanings
 from crosel.data.text import CsvFile, json_objects
 from crosel.errors import UserError, tell
+from crosel.limits import check_plain, shown
 
 _ROWS = 1024  # examples held at once
 _BYTES = 1 << 26  # and how much they may take, where examples are large

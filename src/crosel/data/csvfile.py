@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from crosel.data.dataset import Dataset
-from crosel.data.limits import check_bytes, shown
 from crosel.data.settings import DataSettings, Format, OnImages
 from crosel.data.table import Table, as_features, meanings, refuse_our_labels, table_dataset
 from crosel.data.text import CsvFile
 from crosel.errors import UserError
+from crosel.limits import check_bytes, shown
 
 _ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory

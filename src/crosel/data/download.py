@@ -24,9 +24,9 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 import crosel
-from crosel.data.limits import one_line
 from crosel.errors import UserError, did_you_mean
 from crosel.files import TEMPORARY, disk_errors, make_folder, sync_folder
+from crosel.limits import one_line
 from crosel.redact import without_login
 
 MIRROR = "CROSEL_MIRROR"

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.image_cache import ImageCache
-from crosel.data.limits import check_bytes, one_line, spoils_lines
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
+from crosel.limits import check_bytes, one_line, spoils_lines
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 _BATCH = 64  # images to a task: enough that handing them out costs nothing

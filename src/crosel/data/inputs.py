@@ -12,10 +12,10 @@ import numpy as np
 
 from crosel.data.dataset import Array
 from crosel.data.images import SUFFIXES, read_images
-from crosel.data.limits import check_plain, shown
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
+from crosel.limits import check_plain, shown
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy as np
 
 from crosel.data.csvfile import dataset_of
 from crosel.data.dataset import Dataset
-from crosel.data.limits import check_bytes, shown
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels
 from crosel.data.text import json_objects
 from crosel.errors import UserError
+from crosel.limits import check_bytes, shown
 
 _OPTIONAL = ("label", "weight", "split")  # meanings that a row may leave out
 

@@ -12,13 +12,13 @@ from urllib.parse import parse_qs, unquote
 from crosel.data.dataset import Dataset
 from crosel.data.images import SUFFIXES
 from crosel.data.inputs import join_inputs
-from crosel.data.limits import shown
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_root
 from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import votes_dataset
 from crosel.errors import UserError
+from crosel.limits import shown
 
 
 def _image_text(value: str, root: Path) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from crosel.data.dataset import Array, Dataset, make_dataset
-from crosel.data.limits import check_bytes, one_line
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
+from crosel.limits import check_bytes, one_line
 
 
 def _scipy_io() -> Any:

@@ -16,10 +16,10 @@ import numpy as np
 
 from crosel.data.dataset import Dataset, as_labels, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
-from crosel.data.limits import check_bytes, one_line
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
+from crosel.limits import check_bytes, one_line
 
 FIELDS = (
     "x", "candidates", "y", "x_test", "y_test", "classes", "ids", "votes", "scores", "weights", "groups", "mean", "std",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.limits import check_bytes, check_plain, one_line, shown
 from crosel.errors import UserError
+from crosel.limits import check_bytes, check_plain, one_line, shown
 
 
 class _Array:

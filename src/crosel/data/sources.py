@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
-from crosel.data.limits import check_plain, one_line
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError, did_you_mean
+from crosel.limits import check_plain, one_line
 
 # What is published under a name: a folder, or files.
 PUBLISHED = {

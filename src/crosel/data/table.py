@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import read_images
-from crosel.data.limits import shown, spoils_lines
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
     Vocabulary,
@@ -26,6 +25,7 @@ from crosel.data.vocabulary import (
     set_matrix,
 )
 from crosel.errors import UserError
+from crosel.limits import shown, spoils_lines
 
 # Columns with a meaning, under the names that tools give them.
 MEANINGS = {

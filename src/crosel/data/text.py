@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crosel.data.limits import MAX_JSON, MAX_LINE, one_line, shown
 from crosel.errors import UserError
+from crosel.limits import MAX_JSON, MAX_LINE, one_line, shown
 
 _BOM = b"\xef\xbb\xbf"
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from crosel.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
-from crosel.data.limits import one_line, shown
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError, did_you_mean
+from crosel.limits import one_line, shown
 from crosel.yaml_files import not_yaml
 
 _MAX_BYTES = 16 << 20

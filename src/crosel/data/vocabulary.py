@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.limits import check_bytes, shown, spoils_lines
 from crosel.errors import UserError, did_you_mean
+from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
 # A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].

@@ -13,11 +13,11 @@ import numpy as np
 
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
-from crosel.data.limits import shown
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, index_of, optional_labels, own_ids
 from crosel.data.vocabulary import Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
+from crosel.limits import shown
 
 NO_VOTE = frozenset({"", "-1", "nan", "na", "null", "none"})
 

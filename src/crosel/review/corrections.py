@@ -12,9 +12,9 @@ import numpy as np
 
 from crosel.csv_cells import csv_line, unguard
 from crosel.data import Dataset
-from crosel.data.limits import MAX_LINE, shown
 from crosel.errors import UserError, did_you_mean
 from crosel.files import atomic_write
+from crosel.limits import MAX_LINE, shown
 from crosel.review.store import Decisions, read_lines, replay
 from crosel.run import RunFolder
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from crosel.augment import View
 from crosel.data.dataset import Dataset
-from crosel.data.host import HostRows
 from crosel.distributed import ONE, World
+from crosel.host_rows import HostRows
 from crosel.methods.base import Batch, Stream
 
 
