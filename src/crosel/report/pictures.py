@@ -1,4 +1,4 @@
-"""Thumbnails as data addresses, so that the page asks nobody for anything."""
+"""PNG files by hand, and thumbnails as data addresses, so that the page asks nobody for anything."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ SIDE = 64  # pixels of a thumbnail's longer side, at most
 
 def png(image: NDArray[np.uint8]) -> bytes:
     """Encode [c, h, w] as grey (any number of channels but 3) or RGB."""
-    pixels = image.transpose(1, 2, 0) if image.shape[0] == 3 else image[0][..., None]
+    return png_file(image.transpose(1, 2, 0) if image.shape[0] == 3 else image[0][..., None], 9)
+
+
+def png_file(pixels: NDArray[np.uint8], level: int) -> bytes:
+    """Encode [h, w, c], with 1 or 3 channels, as it is: compressed at a level of zlib's, and no line filtered."""
     height, width, channels = pixels.shape
     lines = np.zeros((height, 1 + width * channels), np.uint8)  # each line begins with its filter, 0
     lines[:, 1:] = pixels.reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)  # eight bits a channel
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), level)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, parts))
 
 

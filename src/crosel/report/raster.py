@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-import struct
 import unicodedata
-import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from crosel.report.draw import Box, Dots, Drawing, Line, Point, Text
 from crosel.report.palette import LIGHT
+from crosel.report.pictures import png_file
 
 SCALE = 2  # pixels of the file for each unit of the drawing
 SMOOTH = 2  # drawn this many times larger still
@@ -35,21 +34,9 @@ def png(drawing: Drawing) -> bytes:
     for shape in drawing.shapes:
         if isinstance(shape, Text):
             _write(letters, shape)
-    return _png_file(image)
-
-
-def _png_file(image: Image.Image) -> bytes:
-    """An RGB image as it is, compressed. Pillow tries five filters on every row, as is good for photographs; drawings
-    take three times as long that way, and become larger."""
-
-    def part(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    width, height = image.size
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # eight bits each of red, green and blue
-    rows = np.pad(np.asarray(image).reshape(height, 3 * width), ((0, 0), (1, 0)))  # each begins with 0: no filter
-    data = zlib.compress(rows.tobytes(), 3)  # the smallest takes several times as long
-    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", data) + part(b"IEND", b"")
+    # Not by Pillow, which tries five filters on every row, as is good for photographs: drawings take three times as
+    # long that way, and become larger. The smallest file would take several times as long as this level.
+    return png_file(np.asarray(image), 3)
 
 
 class _Pen:
