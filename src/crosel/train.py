@@ -218,7 +218,7 @@ def finish_epoch(session: Session, epoch: int) -> Row:
         with session.evaluating():
             refresh(session)
     if due and data.x_test is not None and data.y_test is not None:
-        row |= test_pass(session, data.x_test, data.y_test)
+        row |= accuracies(session, data.x_test, data.y_test)
     return row
 
 
@@ -266,7 +266,7 @@ def training_pass(session: Session) -> Row:
 
 
 @torch.no_grad()
-def test_pass(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Row:
+def accuracies(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Row:
     """Accuracy of the combined prediction, and of each network alone where there are several."""
     own = session.world.rows(len(x))
     truth = torch.from_numpy(y[own]).to(session.device)
@@ -281,9 +281,6 @@ def test_pass(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]
     if len(alone) > 1:
         row |= {f"test_accuracy_{v + 1}": value for v, value in enumerate(alone)}
     return row
-
-
-test_pass.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of its name
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from crosel.data.dataset import Array, Dataset
 from crosel.errors import UserError, tell
 from crosel.run import load_run
 from crosel.session import Session
-from crosel.train import predicted_probabilities, selection_accuracy, test_pass
+from crosel.train import accuracies, predicted_probabilities, selection_accuracy
 
 
 def evaluate_run(
@@ -27,10 +27,10 @@ def evaluate_run(
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
         x, y = _examples_of(source, session, data_dir)
-        return result | {"examples": len(x)} | test_pass(session, x, y)
+        return result | {"examples": len(x)} | accuracies(session, x, y)
     if session.data.x_test is not None and session.data.y_test is not None:
         result |= {"examples": len(session.data.x_test)}
-        result |= test_pass(session, session.data.x_test, session.data.y_test)
+        result |= accuracies(session, session.data.x_test, session.data.y_test)
     return result | training_metrics(session)
 
 
