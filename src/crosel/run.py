@@ -185,23 +185,10 @@ class RunFolder:
     def with_candidates(self, data: Dataset) -> Dataset:
         """The data with the run's own sets, or a line about how the data differ from what the run was made with."""
         saved = self.read_candidates()
-        sets = saved["candidates"]
-        if sets.shape != (data.n, len(data.classes)):
-            raise UserError(
-                f"{self.path} was made from other data: {sets.shape[0]} examples and {sets.shape[1]} classes, "
-                f"now {data.n} and {len(data.classes)}"
-            )
-        if str(saved["data"]) != data.fingerprint():
-            raise UserError(f"{self.path} was made from other data: x or the names of the classes have changed")
-        if data.candidates is not None:
-            changed = (data.candidates != sets).any(axis=1)
-            changed[saved["corrected"]] = False
-            if changed.any():
-                row = int(changed.argmax())
-                raise UserError(f"{self.path} was made from other data: the candidate set of example {row} has changed")
-        if (data.y is not None) != ("y" in saved) or (data.y is not None and not np.array_equal(data.y, saved["y"])):
-            raise UserError(f"{self.path} was made from other data: the true labels (y) have changed")
-        return replace(data, candidates=sets)
+        changed = _changed(saved, data)
+        if changed is not None:
+            raise UserError(f"{self.path} was made from other data: {changed}; put them back as they were")
+        return replace(data, candidates=saved["candidates"])
 
     def stand_in(self) -> Dataset:
         """The shape and classes of the run's data without the data: enough to predict anywhere."""
@@ -362,6 +349,23 @@ def first_differing(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[st
     for name in sorted((was.keys() | now.keys()) - free, key=lambda name: (name not in telling, name)):
         if was.get(name) != now.get(name):
             return name, was.get(name), now.get(name)
+    return None
+
+
+def _changed(saved: Mapping[str, Any], data: Dataset) -> str | None:
+    """In what the data are not those that the run folder's candidates.npz is about."""
+    sets = saved["candidates"]
+    if sets.shape != (data.n, len(data.classes)):
+        return f"{sets.shape[0]} examples and {sets.shape[1]} classes, now {data.n} and {len(data.classes)}"
+    if str(saved["data"]) != data.fingerprint():
+        return "x or the names of the classes have changed"
+    if data.candidates is not None:
+        changed = (data.candidates != sets).any(axis=1)
+        changed[saved["corrected"]] = False
+        if changed.any():
+            return f"the candidate set of example {int(changed.argmax())} has changed"
+    if (data.y is not None) != ("y" in saved) or (data.y is not None and not np.array_equal(data.y, saved["y"])):
+        return "the true labels (y) have changed"
     return None
 
 

@@ -149,7 +149,10 @@ class Session:
             try:
                 self.generator.set_state(saved.tensors["generator"])
             except (RuntimeError, TypeError):
-                raise UserError("the checkpoint's random state is not one of this version of torch") from None
+                raise UserError(
+                    "the checkpoint's random state is not one of this version of torch; go on with the version that "
+                    "the run's environment.json names"
+                ) from None
             self.epoch_start = saved.tensors.get("generator_at_epoch_start")
         else:  # another kind of device has another kind of generator: fresh draws, and the epoch begins anew
             self.generator.manual_seed(self.config.seed + 7919 * (saved.state["epoch"] + 1))

@@ -428,7 +428,7 @@ def test_changed_data_are_noticed(
     for command in (("train", "--resume", "--out", run), ("eval", run), ("labels", run, "--out", tmp_path / "l.csv")):
         result = crosel_cli(*command)
         assert result.code == 2
-        assert result.err == f"crosel: {run} was made from other data: {says}\n"
+        assert result.err == f"crosel: {run} was made from other data: {says}; put them back as they were\n"
     assert snapshot(run) == before
 
 

@@ -15,8 +15,6 @@ from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
 from crosel.files import atomic_write_with, keep_apart
 
-__all__ = ["Summary", "convert", "summarise", "write_npz"]
-
 
 def _outside(x: Array) -> Array:
     """Images as the file has them, [n, h, w, c]: a view, written block by block."""

@@ -1,4 +1,4 @@
-"""Inputs on their own: what is to be predicted, and what votes and scores are about (joined by id)."""
+"""Inputs on their own: what votes, scores and tasks are about, joined to them by id."""
 
 from __future__ import annotations
 
