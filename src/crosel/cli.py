@@ -8,9 +8,8 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -153,12 +152,14 @@ def predict(
 ) -> None:
     """Labels and probabilities for new data."""
     from crosel.commands.predict import predict_file
+    from crosel.console import Console
     from crosel.devices import pick_device
 
-    with _live_line() as show:
+    with contextlib.closing(Console()) as console:
         count = predict_file(
-            run, input, out, top, pick_device(device), trust_code, lambda done: show(f"{done} predictions")
-        )
+            run, input, out, top, pick_device(device), trust_code, lambda done: console.show(f"{done} predictions"),
+            console.say,
+        )  # fmt: skip
     typer.echo(f"{count} predictions: {out}")
 
 
@@ -218,12 +219,9 @@ def candidates(
     from crosel.data.convert import convert
 
     values = {"source": source, "data": {"inputs": str(inputs)} if inputs else None}
-    console = Console()
     settings = build_config(settings=set_ or (), values=values).data
-    try:
+    with contextlib.closing(Console()) as console:
         summary = convert(source, out, rule, seed, data, settings, console.on_images)
-    finally:
-        console.close()
     typer.echo(json.dumps(summary.as_dict(), ensure_ascii=False) if json_ else "\n".join(summary.lines()))
     if not json_:
         typer.echo(f"written: {out}")
@@ -236,13 +234,14 @@ def data_get(
     mirror: Annotated[str | None, typer.Option(help="address with the same files; default CROSEL_MIRROR")] = None,
 ) -> None:
     """Download a published dataset: checked, and resumed where it broke off."""
+    from crosel.console import Console
     from crosel.data.download import get
 
     def megabytes(file: str, done: int, total: int | None) -> str:
         return f"{file}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
 
-    with _live_line() as show:
-        get(name, to, mirror, lambda *now: show(megabytes(*now)))
+    with contextlib.closing(Console()) as console:
+        get(name, to, mirror, lambda *now: console.show(megabytes(*now)))
     typer.echo(f"{name} is in {to}; train on it with: crosel train {name} --data {to}")
 
 
@@ -328,26 +327,6 @@ def info() -> None:
 
     for line in info_lines():
         typer.echo(line)
-
-
-@contextlib.contextmanager
-def _live_line() -> Iterator[Callable[[str], None]]:
-    """One line on a terminal that says how far it is, at most ten times a second; nothing elsewhere."""
-    shown = 0.0
-
-    def show(text: str) -> None:
-        nonlocal shown
-        if sys.stderr.isatty() and time.monotonic() - shown > 0.1:
-            shown = time.monotonic()
-            sys.stderr.write(f"\r\033[K{text}")
-            sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        if shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
 
 
 def _fail(text: str, code: int) -> NoReturn:

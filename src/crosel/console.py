@@ -1,13 +1,14 @@
-"""What a person sees while a run goes on: one live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run or another long command goes on: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from crosel.session import Session
-from crosel.train import Row
+if TYPE_CHECKING:  # a download needs neither, nor torch
+    from crosel.session import Session
+    from crosel.train import Row
 
 _CLEAR = "\r\033[K"  # back to the start of the line, and empty it
 
@@ -58,19 +59,19 @@ class Console:
             self.stream.write(_CLEAR)
             self.stream.flush()
 
-    def _put_live(self, text: str) -> None:
-        """Put a text in the live line, at most ten times a second."""
+    def show(self, text: str) -> None:
+        """Put a text in the live line, at most ten times a second; nothing where there is no terminal."""
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
             self.stream.write(_CLEAR + text)
             self.stream.flush()
 
     def on_images(self, done: int, total: int) -> None:
-        self._put_live(f"reading images {done}/{total}")
+        self.show(f"reading images {done}/{total}")
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         total = session.config.train.epochs
-        self._put_live(f"epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
+        self.show(f"epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
 
     def on_state(self, session: Session) -> None:
         pass
