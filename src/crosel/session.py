@@ -145,6 +145,7 @@ class Session:
                 raise UserError(f"the {what} differ from those this run was started with; nothing was changed")
         self.load_weights(saved.tensors)
         restore_optimiser(self.optimiser, self.method, saved.tensors)
+        step, seconds = saved.state["step"], saved.state["seconds"]
         if saved.state["device"] == self.device.type:
             try:
                 self.generator.set_state(saved.tensors["generator"])
@@ -156,11 +157,11 @@ class Session:
             self.epoch_start = saved.tensors.get("generator_at_epoch_start")
         else:  # another kind of device has another kind of generator: fresh draws, and the epoch begins anew
             self.generator.manual_seed(self.config.seed + 7919 * (saved.state["epoch"] + 1))
-            saved.state["step"], saved.state["seconds"] = 0, 0.0
-        sums = without_prefix("sums", saved.tensors) if saved.state["step"] else {}
+            step, seconds = 0, 0.0
+        sums = without_prefix("sums", saved.tensors) if step else {}
         self.progress = Progress(
-            saved.state["epoch"], saved.state["step"], saved.state["rows"],
-            {name: value.to(self.device) for name, value in sums.items()}, saved.state["seconds"],
+            saved.state["epoch"], step, saved.state["rows"],
+            {name: value.to(self.device) for name, value in sums.items()}, seconds,
         )  # fmt: skip
 
 
