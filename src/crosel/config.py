@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nets import NetworkSettings
+from crosel.settings import Settings
 from crosel.yaml_files import parse_yaml, read_yaml
 
 
-class TrainSettings(BaseModel):
+class TrainSettings(Settings):
     """The loop: how long, how fast, how often to look."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     epochs: int = Field(50, ge=1, description="passes over the training set, warm-up included")
     batch_size: int = Field(64, ge=1, description="examples of each stream in a step; at most the whole set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
@@ -93,10 +93,9 @@ class TrainSettings(BaseModel):
         ]
 
 
-class RunConfig(BaseModel):
+class RunConfig(Settings):
     """A run: what to learn from, by which method, with which network, how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     source: str = Field(description="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
     data_dir: str | None = Field(None, description="folder that holds the published files of a named source")
     candidates: str | None = Field(None, description="rule that draws candidate sets, such as uniform:q=0.3")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -24,6 +24,7 @@ from crosel.compute import fused
 from crosel.compute.casts import Conv2d, Linear
 from crosel.compute.fused import add_norm_relu, norm_relu
 from crosel.errors import UserError, did_you_mean
+from crosel.settings import Settings
 
 NetworkFactory = Callable[[], nn.Module]
 UserFactory = Callable[..., nn.Module]  # called as factory(classes=k, shape=shape of one example)
@@ -201,10 +202,9 @@ def embedding_network(network: nn.Module, who: str) -> EmbeddingNetwork:
 # --- by name ------------------------------------------------------------------------------------------------------
 
 
-class NetworkSettings(BaseModel):
+class NetworkSettings(Settings):
     """Which network; two of them with different starting weights for methods that train two."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = Field(
         "auto", description="auto, small-cnn, mlp, resnet-18, wrn-DEPTH-WIDTH, or your own module:factory"
     )

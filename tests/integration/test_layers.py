@@ -35,10 +35,10 @@ def parts_of_ours(package: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "known"),
     [
-        ("data", {"candidates", "errors", "files", "limits", "redact", "yaml_files"}),
-        ("augment", set()),
+        ("data", {"candidates", "errors", "files", "limits", "redact", "settings", "yaml_files"}),
+        ("augment", {"settings"}),
         ("compute", {"distributed", "errors"}),
-        ("methods", {"bank", "compute", "distributed", "errors", "losses", "nets"}),
+        ("methods", {"bank", "compute", "distributed", "errors", "losses", "nets", "settings"}),
     ],
 )
 def test_a_package_below_knows_no_more_than_it_needs(package, known):

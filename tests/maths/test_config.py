@@ -447,7 +447,15 @@ def test_values_out_of_range(item, message):
 
 @pytest.mark.parametrize(
     "item",
-    ["train.lr=inf", "train.weight_decay=.inf", "method.temperature=inf", "method.lambda_cr=.inf", "train.lr_ramp=inf"],
+    [
+        "train.lr=inf",
+        "train.weight_decay=.inf",
+        "method.temperature=inf",
+        "method.lambda_cr=.inf",
+        "train.lr_ramp=inf",
+        "augment.feature_noise=.inf",
+        "augment.weak_feature_noise=inf",
+    ],
 )
 def test_infinite_values_are_refused(item):
     with pytest.raises(UserError, match=item.partition("=")[0]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from crosel.augment.stages import Op
+from crosel.settings import Settings
 
 Entry = tuple[Op, float]
 Level = Annotated[int, Field(ge=0, le=255)]
@@ -17,10 +18,8 @@ SIGNED = (Op.ROTATE, Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y)
 ENHANCE = (Op.BRIGHTNESS, Op.COLOUR, Op.CONTRAST, Op.SHARPNESS)
 
 
-class AugmentSettings(BaseModel):
+class AugmentSettings(Settings):
     """How images and feature vectors are changed in the views."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     flip: bool = Field(True, description="mirror half of the images left to right; switch off for digits")
     padding: int | None = Field(

@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from crosel.settings import Settings
 
 OnImages = Callable[[int, int], None]  # called with how many images are decoded, of how many
 
 Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
 
 
-class DataSettings(BaseModel):
+class DataSettings(Settings):
     """How files become a dataset. For digits, cifar10, cifar100 and svhn, only what is said of test sets matters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     image_size: int = Field(32, ge=1, le=2048, description="images are resized to this many pixels each way")
     image_mode: Literal["RGB", "L"] = Field("RGB", description="colour, or L for one channel of grey")
     image_root: str | None = Field(None, description="folder that image paths start from; default: the file's own")

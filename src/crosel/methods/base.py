@@ -32,19 +32,18 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from crosel.distributed import ONE, World
 from crosel.errors import UserError, did_you_mean
+from crosel.settings import Settings
 
 
-class MethodSettings(BaseModel):
-    """Base of every method's settings: frozen, and unknown names are errors."""
+class MethodSettings(Settings):
+    """Base of every method's settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str
 
     def remarks(self, epochs: int) -> list[str]:
