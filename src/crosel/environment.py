@@ -20,8 +20,8 @@ import crosel
 from crosel.redact import without_secrets
 
 
-def environment(command: list[str]) -> dict[str, Any]:
-    """Versions, hardware, the commit, and the command that is given."""
+def environment(command: list[str], device: torch.device | None = None) -> dict[str, Any]:
+    """Versions, hardware, the commit, the command that is given, and what it computes on."""
     out: dict[str, Any] = {
         "crosel": crosel.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "numpy": np.__version__, "platform": f"{platform.system()} {platform.machine()}", "cpu_count": os.cpu_count(),
@@ -30,7 +30,7 @@ def environment(command: list[str]) -> dict[str, Any]:
     }  # fmt: skip
     if torch.cuda.is_available():
         out |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    return out
+    return out if device is None else out | {"device": device.type}
 
 
 def _commit() -> str | None:
@@ -67,11 +67,15 @@ def hardware(environment: Mapping[str, Any]) -> str:
     """What a run was trained on, in words; empty where that is not known."""
     if not environment:
         return ""
-    command = environment.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    # A card may be there without being used; of a flag given twice, the last counts.
-    asked = re.findall(r"--device[ =](\S+)", " ".join(words))
-    if environment.get("gpu") and asked[-1:] != ["cpu"]:
+    # A card may be there without being used.
+    if environment.get("gpu") and (environment.get("device") or _asked(environment.get("command"))) != "cpu":
         return str(environment["gpu"])
     threads = environment.get("threads") or environment.get("cpu_count")
     return f"CPU, {threads} thread{'' if threads == 1 else 's'}" if threads else "CPU"
+
+
+def _asked(command: Any) -> str:
+    """The device that a command names, for runs that did not note it yet; of a flag given twice, the last counts."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    named: list[str] = re.findall(r"--device[ =](\S+)", " ".join(words))
+    return named[-1] if named else ""

@@ -22,7 +22,7 @@ from crosel.config import RunConfig
 from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.distributed import ONE, World
-from crosel.environment import command_line
+from crosel.environment import command_line, environment
 from crosel.errors import Interrupted, UserError
 from crosel.labels import label_table, write_labels
 from crosel.loggers import LoggerWatcher, check_loggers
@@ -141,7 +141,7 @@ def _open(
         session = build_session(config, data, device, trust_code=trust_code, world=world)
         check_batch(session)
         check_budget(session)
-        folder.create(config, data, command_line(), corrected=sorted(known))
+        folder.create(config, data, environment(command_line(), device), corrected=sorted(known))
         for line in config.remarks():
             console.say(line)
         return session

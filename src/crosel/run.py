@@ -23,7 +23,6 @@ from crosel.config import RunConfig, check_config, dotted
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
-from crosel.environment import environment
 from crosel.errors import UserError, tell
 from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
 from crosel.limits import check_bytes
@@ -66,12 +65,14 @@ class RunFolder:
 
     # --- making and opening -----------------------------------------------------------------------------------
 
-    def create(self, config: RunConfig, data: Dataset, command: list[str], corrected: Sequence[int] = ()) -> None:
+    def create(
+        self, config: RunConfig, data: Dataset, environment: Mapping[str, Any], corrected: Sequence[int] = ()
+    ) -> None:
         """Lay out a new run. The config comes last: a folder without it is not a run yet."""
         make_folder(self.checkpoints)
         remove_stray(self.path)
         self.write_candidates(data, corrected)
-        atomic_write(self / "environment.json", json.dumps(environment(command), indent=1) + "\n")
+        atomic_write(self / "environment.json", json.dumps(environment, indent=1) + "\n")
         atomic_write(self / "metrics.jsonl", "")
         atomic_write(self / "config.yaml", config.to_yaml())
 

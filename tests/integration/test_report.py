@@ -25,6 +25,7 @@ from crosel.config import build_config
 from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.devices import pick_device
+from crosel.environment import hardware
 from crosel.methods import methods
 from crosel.pipeline import train_run
 from crosel.report import write_report
@@ -201,6 +202,19 @@ def test_a_card_that_was_there_and_not_used_is_not_named(run_copy: Path, tmp_pat
     assert "Card 9000" not in page.words
 
 
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        ({"device": "cpu", "command": ["crosel", "my-program.py"]}, "CPU, 1 thread"),
+        ({"device": "cuda", "command": ["crosel", "train"]}, "Card 9000"),
+        ({"command": ["crosel", "train", "--device", "cuda", "--device=cpu"]}, "CPU, 1 thread"),  # made before it was
+        ({"command": ["crosel", "train"]}, "Card 9000"),
+    ],
+)
+def test_what_a_run_was_trained_on(noted: dict[str, Any], words: str) -> None:
+    assert hardware({"gpu": "Card 9000", "threads": 1, **noted}) == words
+
+
 # --- unfinished, damaged ------------------------------------------------------------------------------------------
 
 
@@ -346,7 +360,7 @@ def large_folder(tmp_path: Path) -> Callable[[int, int], Path]:
         data = load(source, None)
         folder = RunFolder(tmp_path / "large")
         folder.path.mkdir()
-        folder.create(resolve(config, data), data, ["crosel"])
+        folder.create(resolve(config, data), data, {"command": ["crosel"]})
         names, given = data.classes, np.where(rng.random(n) < 0.9, y, sets.argmax(axis=1))
         lines = ["id,label,confidence,selected,candidates,flag"]
         for i in range(n):

@@ -83,6 +83,7 @@ def test_environment(tiny_run: TinyRun) -> None:
     assert content["crosel"] == crosel.__version__
     assert content["python"] == ".".join(map(str, sys.version_info[:3]))
     assert content["command"][:2] == ["crosel", "train"]
+    assert content["device"] == "cpu"
     assert {"torch", "numpy", "platform", "cpu_count", "threads", "commit", "started"} <= content.keys()
 
 
