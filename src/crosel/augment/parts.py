@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from crosel.augment.constants import PerDevice
-from crosel.augment.policies import POLICIES, AugmentSettings, policy_entries, strong_entries
+from crosel.augment.policies import POLICIES, AugmentSettings, Entry, policy_entries, strong_entries
 from crosel.augment.stages import Op, OpTable, blend, grey_weights, mean_level, shift_hue, to_grey
 
 Draw = dict[str, Tensor]
@@ -68,19 +68,12 @@ def _reflected(side: int, padding: int) -> Tensor:
     return torch.minimum(at, period - at).clamp(max=side - 1)
 
 
-class RandomOps(Part):
-    """The strong view's operations: some draws from one table, each applied with some chance."""
+class TableOps(Part):
+    """Operations drawn from one table, one after the other."""
 
-    def __init__(self, shape: tuple[int, ...], settings: AugmentSettings) -> None:
-        entries = strong_entries(settings.strong_magnitudes, shape[1], shape[2])
-        self.table = OpTable(entries, shape, settings.fill)
-        self.rounds, self.chance = settings.strong_ops, settings.strong_chance
-        self.counts = (len(entries),) * self.rounds + (1,) * self.rounds
-        self.identity = entries.index((Op.IDENTITY, 0.0))
-
-    def plan(self, u: Tensor, k: Tensor) -> Draw:
-        entry = k[:, : self.rounds]
-        return {"ops": torch.where(u[:, self.rounds :] < self.chance, entry, self.identity)}
+    def __init__(self, entries: list[Entry], shape: tuple[int, ...], fill: int) -> None:
+        self.table = OpTable(entries, shape, fill)
+        self.identity = entries.index((Op.IDENTITY, 0.0))  # where a round does nothing
 
     def apply(self, x: Tensor, draw: Draw) -> Tensor:
         for entry in draw["ops"].unbind(1):
@@ -88,13 +81,25 @@ class RandomOps(Part):
         return x
 
 
-class PolicyOps(RandomOps):
+class RandomOps(TableOps):
+    """The strong view's operations: some draws from one table, each applied with some chance."""
+
+    def __init__(self, shape: tuple[int, ...], settings: AugmentSettings) -> None:
+        entries = strong_entries(settings.strong_magnitudes, shape[1], shape[2])
+        super().__init__(entries, shape, settings.fill)
+        self.rounds, self.chance = settings.strong_ops, settings.strong_chance
+        self.counts = (len(entries),) * self.rounds + (1,) * self.rounds
+
+    def plan(self, u: Tensor, k: Tensor) -> Draw:
+        entry = k[:, : self.rounds]
+        return {"ops": torch.where(u[:, self.rounds :] < self.chance, entry, self.identity)}
+
+
+class PolicyOps(TableOps):
     """One sub-policy of AutoAugment: two steps, each with its own probability, magnitude and random sign."""
 
     def __init__(self, shape: tuple[int, ...], settings: AugmentSettings) -> None:
-        entries = policy_entries(settings.policy, shape[1], shape[2])
-        self.table = OpTable(entries, shape, settings.fill)
-        self.identity = len(entries) - 1
+        super().__init__(policy_entries(settings.policy, shape[1], shape[2]), shape, settings.fill)
         self.counts = (25, 2, 2, 1, 1)
         chances = [[step[1] for step in pair] for pair in POLICIES[settings.policy]]
         self._constants = PerDevice(torch.tensor(chances), torch.tensor([0, 50]))
