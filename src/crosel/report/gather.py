@@ -88,8 +88,7 @@ class RunData:
 
     @property
     def source_name(self) -> str:
-        source = self.config.source
-        return Path(source).name if "/" in source or "\\" in source else source
+        return Path(self.config.source).name
 
     @property
     def device(self) -> str:

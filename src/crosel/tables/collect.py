@@ -134,7 +134,7 @@ def read_run(path: Path) -> Run:
         raise UserError(f"{folder / 'config.yaml'}: seed, method.name or source is missing") from None
     return Run(
         path,
-        source if "." not in source and "/" not in source else Path(source).name,
+        Path(source).name,
         str(settings.get("candidates") or ""),
         method,
         seed,
