@@ -76,8 +76,8 @@ def figures() -> dict[str, Figure]:
     }
     svhn = rows("svhn-q0.5-15min/crosel-seed0")
     hundred = {
-        "q = 0.1": rows("trials/cifar100-q0.1-158-epochs"),
-        "superclass": rows("trials/cifar100-superclass-156-epochs"),
+        "q = 0.1": rows("cifar100-q0.1-30min/crosel-seed0"),
+        "superclass": rows("cifar100-superclass-q0.5-30min/crosel-seed0"),
     }
     where = "cifar10-q0.5-10min, cifar10-q0.5-restart, trials/cifar10-lambda-rises-2"
     return {
@@ -123,7 +123,7 @@ def figures() -> dict[str, Figure]:
              line("for network 2", svhn, "selection_ratio_1")], 1, mark=end_of_warm_up(svhn),
         ),
         "cifar100": Figure(
-            "CIFAR-100, ResNet-18, q = 0.1 and superclass q = 0.5", "trials/cifar100-…",
+            "CIFAR-100, ResNet-18, q = 0.1 and superclass q = 0.5", "cifar100-…-30min",
             [line(f"accuracy, {name}", run, "test_accuracy") for name, run in hundred.items()]
             + [line(f"selected, {name}", run, "selection_ratio") for name, run in hundred.items()], 1,
             mark=end_of_warm_up(hundred["q = 0.1"]),
