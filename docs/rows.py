@@ -160,7 +160,7 @@ def cells(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig, list[Ru
     """By what is changed: the settings of a suite's cell, and its runs."""
     out = {}
     for cell in expand(read_suite(suite), seeds=1):
-        change = cell.name.partition("change=")[2].removesuffix("-seed0")
+        change = cell.name.partition("=")[2].removesuffix("-seed0")
         out[change] = (cell.config, [run for run in runs if is_run_of(run, cell.config)])
     return out
 

@@ -272,6 +272,10 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="folder for the runs; default bench/SUITE")] = None,
     on: Annotated[str, typer.Option(help="where cells run: local or ray")] = "local",
     seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds, instead of the suite's own")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="only cells whose names match, as in '*-seed0'; may be repeated"),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="how many runs at once; on Ray, how many share a GPU")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
     data: DataDir = None,
@@ -279,12 +283,12 @@ def bench(
     oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
     device: Device = "auto",
 ) -> None:
-    """Run all cells of a suite, or its search; what is done is skipped, what broke goes on."""
+    """Run the cells of a suite, or its search; what is done is skipped, what broke goes on."""
     from crosel.bench.command import bench_command
 
     ended_well = bench_command(
-        suite, out, on=on, seeds=seeds, jobs=jobs, settings=tuple(set_ or ()), data_dir=data, only_list=list_,
-        device=device, oracle=oracle, echo=typer.echo,
+        suite, out, on=on, seeds=seeds, jobs=jobs, settings=tuple(set_ or ()), only=tuple(only or ()), data_dir=data,
+        only_list=list_, device=device, oracle=oracle, echo=typer.echo,
     )  # fmt: skip
     if not ended_well:
         raise SystemExit(1)  # typer.Exit would be lost: main() runs the app without its standalone mode

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,53 @@ def test_a_suite_from_start_to_tables(tmp_path: Path, crosel_cli: CroselCli) -> 
     assert written.out == f"tables: {tmp_path / 't' / 'x.csv'}\n"
     assert "Last epoch" in written.err
     assert (tmp_path / "t" / "x.csv").read_text(encoding="utf-8").startswith("dataset,candidates,method")
+
+
+def test_parts_of_a_suite_in_one_folder_are_the_suite(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    """As from two machines: the data lie elsewhere, and so do the runs."""
+    whole, parts, both = tmp_path / "whole", [tmp_path / "a" / "out", tmp_path / "b" / "out"], tmp_path / "both"
+    assert crosel_cli("bench", "digits-tiny", "--out", whole, "--device", "cpu").code == 0
+    chosen = (("--only", "*/cc-*", "--only", "*/crosel-seed1"), ("--seeds", 1, "--only", "digits-q0.3/crosel-*"))
+    for part, words, count in zip(parts, chosen, (3, 1), strict=True):
+        result = crosel_cli("bench", "digits-tiny", *words, "--data", part.parent, "--out", part, "--device", "cpu")
+        assert (result.code, result.out) == (0, f"{count} of {count} cells done; tables: crosel tables {part}\n")
+        shutil.copytree(part, both, dirs_exist_ok=True)
+    left = crosel_cli("bench", "digits-tiny", "--out", parts[0], "--list").out.splitlines()
+    assert [line.split()[0] for line in left] == ["new", "done", "done", "done"]
+
+    for out in (whole, both):
+        listed = crosel_cli("bench", "digits-tiny", "--out", out, "--list").out.splitlines()
+        assert [line.split()[0] for line in listed] == ["done"] * 4
+    again = crosel_cli("bench", "digits-tiny", "--out", both, "--device", "cpu")
+    assert (again.code, again.err.count("skipped ")) == (0, 4)
+    assert figures(crosel_cli("tables", both, "--format", "csv").out) == figures(
+        crosel_cli("tables", whole, "--format", "csv").out
+    )
+
+
+def figures(table: str) -> list[dict[str, str]]:
+    """Rows of a table, but for what two runs of the same settings may differ in."""
+    rows = list(csv.DictReader(table.splitlines()))
+    assert [row["method"] for row in rows] == ["crosel", "cc"]
+    assert {row["seeds"] for row in rows} == {"0 1"}
+    measured = ("seconds", "images_per_second", "peak_memory_mib")
+    return [{k: v for k, v in row.items() if k not in measured} for row in rows]
+
+
+@pytest.mark.parametrize("on", ["local", "ray"])
+def test_a_part_needs_its_own_data_only_wherever_it_runs(
+    tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    monkeypatch.setitem(EXECUTORS, on, EXECUTORS["local"])  # a real cluster: tests/cluster
+    suite = write_suite(
+        tmp_path / "mine.yaml", {"candidates": "uniform:q=0.3", "method": "cc"}, grid={"source": ["cifar10", "digits"]}
+    )
+    words = ("bench", suite, "--on", on, "--out", tmp_path / "out", "--device", "cpu", "--jobs", 2)
+    result = crosel_cli(*words, "--only", "digits*")
+    assert (result.code, result.out) == (0, f"1 of 1 cells done; tables: crosel tables {tmp_path / 'out'}\n")
+    listed = crosel_cli("bench", suite, "--out", tmp_path / "out", "--only", "digits*", "--list").out.splitlines()
+    assert [line.split(":")[0] for line in listed] == ["done   digits-q0.3/cc-seed0"]
+    assert not (tmp_path / "out" / "cifar10-q0.3").exists()
 
 
 def write_suite(path: Path, base: dict[str, object], **more: object) -> Path:
@@ -104,6 +153,12 @@ def test_what_there_is(crosel_cli: CroselCli) -> None:
             ("bench", "digits-tiny", "--set", "train.lr=x"),
             "suite 'digits-tiny', cell digits-q0.3/crosel-seed0: setting",
         ),
+        (
+            ("bench", "digits-tiny", "--only", "cc"),
+            "suite 'digits-tiny': no cell matches --only cc; a pattern is for the whole name: try --only '*cc*'",
+        ),
+        (("bench", "digits-tiny", "--only", "*cc*", "--only", "*x*", "--list"), "no cell matches --only '*x*'; the ne"),
+        (("bench", "digits-tiny", "--only", "*seed1", "--seeds", "1"), "no cell matches --only '*seed1'; the nearest"),
         (("tables", "nowhere"), "nowhere: no such folder"),
         (("tables", ".", "--format", "pdf"), "unknown format 'pdf'"),
     ],

@@ -181,6 +181,14 @@ def test_the_command_line(source: Path, tmp_path: Path, crosel_cli: CroselCli, m
     )
     listed = crosel_cli("bench", text, "--list")
     assert listed.out == "s: a search of 2 trials over train.lr\n"
+    for words in (("--list",), ("--out", tmp_path / "out")):
+        part = crosel_cli("bench", text, "--only", "*", *words)
+        assert (part.code, part.out) == (2, "")
+        assert part.err == (
+            f"crosel: {text} has a search in it, in which each trial follows from those before: --only picks cells of "
+            "a grid\n"
+        )
+        assert not (tmp_path / "out").exists()
     assert "--oracle is for suites with a search" in crosel_cli("bench", "digits-tiny", "--oracle").err
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *a: _missing() if name == "optuna" else real(name, *a))

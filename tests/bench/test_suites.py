@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from crosel.bench import expand, parse_suite, read_suite, suites
+from crosel.bench import Cell, expand, parse_suite, read_suite, suites
 from crosel.bench.command import list_lines
 from crosel.config import dotted
 from crosel.errors import UserError
@@ -133,12 +135,108 @@ def test_the_study_tries_each_choice_both_ways() -> None:
     changed = {name for other in others for name in other if other[name] != nothing[name]}
     assert changed >= {
         "method.temperature", "method.target_mode", "method.warmup_view", "method.mix_per_pair", "method.average",
-        "method.networks", "augment.strong_ops", "train.schedule",
+        "method.networks", "augment.strong_ops", "train.schedule", "method.least_selected", "method.dynamic_lambda",
         "method.warmup", "method.temperature_start", "method.lambda_cr_start", "method.gamma_start", "train.lr",
         "train.batch_size", "train.weight_decay", "train.average",
     }  # fmt: skip
     # The test images are left alone.
     assert {(cell["data.own_test"], cell["data.test_share"]) for cell in (nothing, *others)} == {(False, 0.1)}
+
+
+def reckoned(cell: Cell, warm_up: float, comix: float) -> float:
+    """Seconds of the card by what an epoch of each kind takes, as the suites' headers reckon it."""
+    method, epochs = cell.config.method.model_dump(), cell.config.train.epochs
+    later = warm_up if method["scope"] == "none" else comix
+    seconds = method["warmup"] * warm_up + (epochs - method["warmup"]) * later
+    return float(seconds * (0.6 if method["networks"] == 1 else 1))
+
+
+def parts_in_header(suite: str) -> list[list[Cell]]:
+    """What the commands at the top of a suite's file run, each by itself."""
+    lines = (line.removeprefix("#").strip() for line in suites()[suite].read_text(encoding="utf-8").splitlines())
+    words = [shlex.split(line, comments=True) for line in lines if line.startswith(f"crosel bench {suite} ")]
+    patterns = [[after for word, after in pairwise(line) if word == "--only"] for line in words]
+    return [expand(read_suite(suite), only=only) for only in patterns]
+
+
+@pytest.mark.parametrize("suite", ["study-cifar10", "fast-ablations"])
+def test_the_sessions_in_a_header_are_the_whole_suite_and_share_no_cell(suite: str) -> None:
+    parts = parts_in_header(suite)
+    assert len(parts) == 2
+    assert sorted(cell.name for part in parts for cell in part) == sorted(names(read_suite(suite)))
+
+
+def test_cells_of_the_study_take_the_same_minutes_and_a_session_its_time() -> None:
+    parts = parts_in_header("study-cifar10")
+    seconds = [[reckoned(cell, 1.7, 4.4) for cell in part] for part in parts]
+    assert {round(cell / 110, 1) for part in seconds for cell in part} == {1.0}
+    assert [round(sum(part) / 1.06 + 60, -1) for part in seconds] == [1410, 1410]
+
+
+def test_the_short_ablations_take_the_time_that_is_said() -> None:
+    parts = parts_in_header("fast-ablations")
+    seconds = [{cell.name: reckoned(cell, 1.9, 4.8) + 20 for cell in part} for part in parts]
+    assert [round(sum(part.values()) + 18, -1) for part in seconds] == [1070, 1320]
+    by_change = {name.partition("=")[2]: round(taken) for part in seconds for name, taken in part.items()}
+    told = {"nothing-seed0": 232, "without-comix-seed0": 119, "one-network-seed0": 147}
+    assert {change: by_change[change] for change in told} == told
+
+
+# --- a part of a suite --------------------------------------------------------------------------------------------
+
+GRID = {"method": ["cc", "proden"], "train.epochs": [30, 40]}
+
+
+@pytest.mark.parametrize(
+    ("only", "chosen"),
+    [
+        ("*", ["cc-epochs=30-seed0", "cc-epochs=40-seed0", "proden-epochs=30-seed0", "proden-epochs=40-seed0"]),
+        ((), ["cc-epochs=30-seed0", "cc-epochs=40-seed0", "proden-epochs=30-seed0", "proden-epochs=40-seed0"]),
+        ("digits-q0.3/cc-epochs=40-seed0", ["cc-epochs=40-seed0"]),  # a name is a pattern
+        ("*epochs=40*", ["cc-epochs=40-seed0", "proden-epochs=40-seed0"]),
+        ("*/[!c]*=?0-*", ["proden-epochs=30-seed0", "proden-epochs=40-seed0"]),
+        (("*proden*", "*=40*"), ["cc-epochs=40-seed0", "proden-epochs=30-seed0", "proden-epochs=40-seed0"]),
+    ],
+)
+def test_only_takes_cells_by_their_names_in_the_order_of_the_suite(only: Any, chosen: list[str]) -> None:
+    assert names(make(grid=GRID), only=only) == [f"digits-q0.3/{name}" for name in chosen]
+
+
+def test_only_goes_with_seeds_and_settings() -> None:
+    (cell,) = expand(make(grid=GRID), seeds=[3, 4], settings=["train.lr=0.3"], only="*/cc*=30-seed4")
+    assert (cell.name, cell.config.train.lr) == ("digits-q0.3/cc-epochs=30-seed4", 0.3)
+
+
+def test_cells_that_a_setting_makes_the_same_run_matter_only_where_both_are_wanted() -> None:
+    shorter = {"settings": ["train.epochs=2"]}
+    assert names(make(grid=GRID), only="*=30*", **shorter) == [
+        "digits-q0.3/cc-epochs=30-seed0", "digits-q0.3/proden-epochs=30-seed0",
+    ]  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"epochs=30-seed0 and .*epochs=40-seed0 are the same run; --set train.epochs=2"
+    ):
+        expand(make(grid=GRID), only="*/cc*", **shorter)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        ("cc-epochs", "no cell matches --only cc-epochs; a pattern is for the whole name: try --only '*cc-epochs*'"),
+        (
+            ("*=30*", "*porden*=40*"),
+            "no cell matches --only '*porden*=40*'; the nearest are digits-q0.3/proden-epochs=40-seed0, ",
+        ),
+        ("*CC*=40*", "the nearest are digits-q0.3/cc-epochs=40-seed0, "),
+        ("*-seed1", "no cell matches --only '*-seed1'; the nearest are digits-q0.3/"),
+        ("", "no cell matches --only ''; the nearest are digits-q0.3/cc-epochs=30-seed0, "),
+    ],
+)  # fmt: skip
+def test_a_pattern_without_a_cell_names_what_may_have_been_meant(only: Any, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        expand(make(grid=GRID), only=only)
+    assert str(error.value).startswith("mine.yaml: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_list_shows_a_command_for_each_cell(tmp_path: Path) -> None:

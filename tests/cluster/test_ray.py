@@ -91,6 +91,9 @@ def test_a_suite_of_8_cells_loses_nothing_when_a_worker_is_killed(tmp_path: Path
     assert untimed(first.folder) == untimed(tmp_path / "here")
     again = run_suite(tiny(4), out, on="ray", device="cpu")
     assert {r.status for r in again} == {"skipped"}
+    (part,) = run_suite(tiny(4), tmp_path / "part", only="*/cc-seed3", on="ray", device="cpu")
+    assert (part.cell.name, part.status) == ("digits-q0.3/cc-seed3", "done")
+    assert untimed(part.folder) == untimed(out / part.cell.name)
 
 
 @pytest.mark.usefixtures("cluster", "quick")

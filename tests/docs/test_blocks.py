@@ -28,7 +28,7 @@ NOT_RUN = {
     "docs/real-world.md": 3,  # files that are not ours, 45 runs, a download
     "docs/report.md": 2,  # a second run; a page that waits for people
     "docs/reproduce.md": 3,  # downloads, hours of a GPU
-    "docs/scaling.md": 3,  # the launcher, a cluster, 20 runs
+    "docs/scaling.md": 4,  # the launcher, a cluster, 20 runs, a job of an array
     "docs/tutorial.md": 2,  # installing; a page that waits for people
 }
 

@@ -32,16 +32,19 @@ def run_suite(
     on: str = "local",
     data_dir: Path | None = None,
     settings: Iterable[str] = (),
+    only: str | Iterable[str] = (),
     quiet: bool = True,
 ) -> list[CellResult]:
-    """Run all cells of a suite into `out`, and say how each ended; a failing cell does not stop the others.
+    """Run the cells of a suite into `out`, and say how each ended; a failing cell does not stop the others.
 
+    `only` leaves all cells out whose names match none of these shell-style patterns: parts of a suite may be run on
+    different machines, and their folders copied into one.
     Raises Interrupted on Ctrl-C or SIGTERM, when every run under way has saved its state.
     """
     suite = read_suite(suite) if isinstance(suite, str) else suite
     if suite.search is not None:
         raise UserError(f"{suite.place} has a search in it: search_suite runs that")
-    cells = expand(suite, seeds, data_dir, settings)
+    cells = expand(suite, seeds, data_dir, settings, only)
     options, execute = Options(out, device, jobs), find_executor(on)
     if on == "local":  # on a cluster, the data are where the workers are
         _check_data([cell for cell in cells if standing(cell, options.folder(cell)) is None])

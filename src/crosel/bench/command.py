@@ -65,6 +65,7 @@ def bench_command(
     seeds: int | None,
     jobs: int,
     settings: Sequence[str],
+    only: Sequence[str],
     data_dir: Path | None,
     only_list: bool,
     device: str,
@@ -78,6 +79,11 @@ def bench_command(
         return True
     suite = read_suite(name)
     out = out or Path("bench") / suite.name
+    if suite.search is not None and only:
+        raise UserError(
+            f"{suite.place} has a search in it, in which each trial follows from those before: --only picks cells of "
+            "a grid"
+        )
     if suite.search is not None and only_list:
         echo(f"{suite.title}: a search of {suite.search.trials} trials over {', '.join(suite.search.space)}")
         return True
@@ -92,12 +98,13 @@ def bench_command(
     if oracle:
         raise UserError("--oracle is for suites with a search in them")
     if only_list:
-        for line in list_lines(expand(suite, seeds, data_dir, settings), out):
+        for line in list_lines(expand(suite, seeds, data_dir, settings, only), out):
             echo(line)
         return True
     results = run_suite(
-        suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings, quiet=False
-    )
+        suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings, only=only,
+        quiet=False,
+    )  # fmt: skip
     failures = failure_lines(results)
     echo(f"{len(results) - len(failures)} of {len(results)} cells done; tables: crosel tables {out}")
     for line in failures:

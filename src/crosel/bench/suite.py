@@ -21,9 +21,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -125,13 +128,17 @@ def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
 
 
 def expand(
-    suite: Suite, seeds: int | Sequence[int] | None = None, data_dir: Path | None = None, settings: Iterable[str] = ()
+    suite: Suite,
+    seeds: int | Sequence[int] | None = None,
+    data_dir: Path | None = None,
+    settings: Iterable[str] = (),
+    only: str | Iterable[str] = (),
 ) -> list[Cell]:
-    """All cells of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says."""
+    """The cells of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says; with
+    `only`, a shell-style pattern or several, those whose names match one of them."""
     chosen = suite.seeds if seeds is None else _seeds(seeds, "seeds")
     extra = tuple(settings)
     cells: dict[str, Cell] = {}
-    runs: dict[str, str] = {}  # configs, and the cells that have them
     for part in suite.parts:
         for choices in product(*part.axes):
             tree: Settings = dict(part.base)
@@ -144,11 +151,39 @@ def expand(
                     raise UserError(
                         f"{suite.place}: two cells are called {cell.name}; what tells them apart must be in a grid"
                     )
-                twin = runs.setdefault(cell.config.model_dump_json(), cell.name)
-                if twin != cell.name:
-                    raise UserError(f"{suite.place}: {twin} and {cell.name} are the same run{_overridden(extra)}")
                 cells[cell.name] = cell
-    return list(cells.values())
+    wanted = _wanted(suite.place, list(cells), [only] if isinstance(only, str) else list(only))
+    runs: dict[str, str] = {}  # configs, and the cells that have them
+    for name in wanted:
+        twin = runs.setdefault(cells[name].config.model_dump_json(), name)
+        if twin != name:
+            raise UserError(f"{suite.place}: {twin} and {name} are the same run{_overridden(extra)}")
+    return [cells[name] for name in wanted]
+
+
+def _wanted(place: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match a pattern, in their own order; without patterns, all."""
+    for pattern in patterns:
+        if not _matching(pattern, names):
+            raise UserError(f"{place}: no cell matches --only {quote(pattern)}; {_nearest(pattern, names)}")
+    return [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> str:
+    """What may have been meant by a pattern that matches no name: a part of one, or something like it."""
+    part = pattern.strip("*")
+    if part and _matching(f"*{part}*", names):
+        return f"a pattern is for the whole name: try --only {quote(f'*{part}*')}"
+
+    def alike(name: str) -> int:  # letters in common; ratio() would punish names for being long
+        blocks = SequenceMatcher(None, part.lower(), name.lower(), autojunk=False).get_matching_blocks()
+        return sum(block.size for block in blocks)
+
+    return f"the nearest are {', '.join(sorted(names, key=alike, reverse=True)[:3])} (--list shows all)"
 
 
 def with_seeds(suite: Suite, seeds: int | Sequence[int] | None) -> Suite:
