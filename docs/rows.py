@@ -14,7 +14,7 @@ from pathlib import Path
 from crosel.bench import expand, read_suite
 from crosel.build import left_to_data
 from crosel.config import RunConfig, build_config, dotted
-from crosel.run import first_differing
+from crosel.run import first_difference
 from crosel.tables import Estimate, Run, collect, estimate, main_figures
 from crosel.tables.build import group
 from crosel.tables.collect import deciding
@@ -61,7 +61,7 @@ def is_run_of(run: Run, config: RunConfig) -> bool:
     if (run.dataset, run.rule, run.method) != (config.source, config.candidates, config.method.name):
         return False
     asked = deciding(dotted(config.model_dump(mode="json")))
-    return first_differing(run.settings, asked, {*left_to_data(config), "data.split_seed"}) is None
+    return first_difference(run.settings, asked, {*left_to_data(config), "data.split_seed"}) is None
 
 
 def gpu_runs(results: Path = RESULTS) -> list[Run]:

@@ -112,7 +112,7 @@ class RunFolder:
     def take_config(self, config: RunConfig) -> None:
         """Refuse to go on with other settings than the run was started with; note those that may change."""
         old, new = self.read_config().model_dump(mode="json"), config.model_dump(mode="json")
-        changed = first_difference(old, new)
+        changed = what_changed(old, new)
         if changed is not None:
             name, was, now = changed
             raise UserError(
@@ -230,7 +230,7 @@ class RunFolder:
         if not isinstance(state.get("config"), dict):
             return
         old = check_config(state["config"], place=f"{self.checkpoints}: ")  # of an earlier version: new ones by default
-        changed = first_difference(old.model_dump(mode="json"), config.model_dump(mode="json"))
+        changed = what_changed(old.model_dump(mode="json"), config.model_dump(mode="json"))
         if changed is not None:
             name, was, now = changed
             raise UserError(
@@ -335,16 +335,16 @@ def with_full_paths(config: RunConfig) -> RunConfig:
     return config.model_copy(update=update)
 
 
-def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def what_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting that decides what is learnt and differs: its dotted name and both values."""
     was, now = dotted(old), dotted(new)
     free = set(FREE_TO_CHANGE)
     if not {was.get("source"), now.get("source")} & NAMED.keys():
         free.add("source")  # a file may have moved; its content is compared with the run's own record of it
-    return first_differing(was, now, free)
+    return first_difference(was, now, free)
 
 
-def first_differing(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> tuple[str, Any, Any] | None:
+def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> tuple[str, Any, Any] | None:
     """Of settings by their dotted names, but for those that are free to differ."""
     telling = ("source", "method.name")  # when these differ, so do many others
     for name in sorted((was.keys() | now.keys()) - free, key=lambda name: (name not in telling, name)):

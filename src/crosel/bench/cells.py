@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from crosel.bench.suite import Cell
+from crosel.build import left_to_data
 from crosel.config import dotted
 from crosel.errors import Diverged, Interrupted, UserError
-from crosel.run import FREE_TO_CHANGE, RunFolder, first_differing
+from crosel.run import FREE_TO_CHANGE, RunFolder, first_difference
 
 Status = Literal["done", "skipped", "failed", "stopped"]
 LOGS = "logs"
@@ -73,12 +74,8 @@ def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
     """The first setting in which a run there differs from what the cell asks; what the data decide is left out."""
     was = dotted(run.read_config().model_dump(mode="json"))
     now = dotted(cell.config.model_dump(mode="json"))
-    free = {*FREE_TO_CHANGE, "source"}  # a file is noted with its full path; its name is in the cell's own
-    if "flip" not in cell.config.augment.model_fields_set:
-        free.add("augment.flip")
-    if cell.config.network.name == type(cell.config.network)().name:
-        free.add("network.name")
-    return first_differing(was, now, free)
+    free = {*FREE_TO_CHANGE, *left_to_data(cell.config), "source"}  # a file has its full path; the cell's has its name
+    return first_difference(was, now, free)
 
 
 def last_row(folder: Path) -> Mapping[str, Any]:
