@@ -178,6 +178,7 @@ def test_tables_of_made_runs_in_latex(tmp_path: Path, crosel_cli: CroselCli) -> 
     make_run(tmp_path / "a", accuracy=0.9)
     result = crosel_cli("tables", tmp_path, "--format", "latex")
     assert r"90.00 & 97.34 $\pm$ 0.05" in result.out
+    assert r"% For the preamble: \usepackage{booktabs}" in result.out
 
 
 def test_the_tiny_suite_is_tiny() -> None:

@@ -225,7 +225,8 @@ def latex_table(table: Table) -> str:
 
 
 def _latex_notes(notes: Sequence[str]) -> list[str]:
-    return [*(f"% {' '.join(note.split())}" for note in notes), ""] if notes else []
+    needed = r"For the preamble: \usepackage{booktabs}"
+    return [*(f"% {' '.join(note.split())}" for note in (needed, *notes)), ""]
 
 
 # --- csv ----------------------------------------------------------------------------------------------------------
