@@ -174,6 +174,9 @@ def labels(
     only_outside: Annotated[
         bool, typer.Option("--only-outside", help="only labels that the sets seem to miss, for train --corrections")
     ] = False,
+    doubtful_first: Annotated[
+        bool, typer.Option("--doubtful-first", help="the least confident labels on top, not in the order of the data")
+    ] = False,
     from_name: Annotated[str, typer.Option(help="Label Studio: name of the choices")] = "label",
     to_name: Annotated[str, typer.Option(help="Label Studio: name of what they are about")] = "image",
     data_key: Annotated[str, typer.Option(help="Label Studio: field of a task's data for our id")] = "image",
@@ -191,7 +194,11 @@ def labels(
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
     ours = (run / f"{name}.npz" for name in ("candidates", "selection", "predictions"))
     keep_apart(out, session.config.source, session.config.data.inputs, tasks, *ours)
+    if doubtful_first and out.absolute().parent.resolve() == run.resolve():  # whose labels.csv is read by row
+        raise UserError(f"{out}: what lies in a run folder keeps the order of the data; choose another --out")
     table = label_table(session, outside_gamma)
+    if doubtful_first:
+        table = table.doubtful_first()
     if only_outside:
         typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the truth: {out}")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from crosel.bank import agreed_labels, label_is_candidate
 from crosel.csv_cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
+from crosel.data.dataset import only_rows
 from crosel.data.text import read_json
 from crosel.errors import UserError
 from crosel.files import atomic_write_with
@@ -59,6 +60,15 @@ class LabelTable:
             return ""
         count = int(self.selected[row])
         return "neither" if count == 0 else "both" if count == 2 else "one"
+
+    def doubtful_first(self) -> LabelTable:
+        """The same examples, the least confident label on top: the order in which the review page shows them."""
+        order = np.argsort(self.confidence, kind="stable")
+        return replace(
+            self, data=only_rows(self.data, order), labels=self.labels[order], confidence=self.confidence[order],
+            probabilities=self.probabilities[order], selected=None if self.selected is None else self.selected[order],
+            flags=[self.flags[row] for row in order], outside_labels=self.outside_labels[order],
+        )  # fmt: skip
 
     def rows(self) -> Iterator[LabelRow]:
         classes, sets = self.data.classes, self.data.candidates

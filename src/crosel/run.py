@@ -315,6 +315,9 @@ def load_run(
     session.load_weights(found.checkpoint.tensors)
     session.progress.epoch = found.checkpoint.state["epoch"]
     session.progress.rows = found.checkpoint.state["rows"]
+    epoch, epochs = session.progress.epoch, config.train.epochs
+    if not folder.is_done and epoch < epochs:
+        say(f"{path} is not finished: it is used as it is after {epoch} of {epochs} epochs")
     return session
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from _support import TinyRun, small_arrays
+from _support import CroselCli, TinyRun, small_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -271,6 +272,47 @@ def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert lowest.flags.count("outside") >= sum(outside)
     np.testing.assert_array_equal(lowest.labels, table.labels)
     assert label_table(session).flags == table.flags, "the run's own threshold must be back"
+
+
+@pytest.mark.parametrize("selects", [True, False])
+def test_the_doubtful_first(tmp_path: Path, selects: bool) -> None:
+    """The same rows, the least confident on top; every column and the arrays go along."""
+    table = make_table(selects=selects)
+    ranked = table.doubtful_first()
+    rows = list(ranked.rows())
+    assert [row.id for row in rows] == ["4", "é", "+b.png", "@a", "c\rd"]
+    assert sorted(rows) == sorted(table.rows())
+    write_labels(ranked, tmp_path / "l.npz")
+    saved = np.load(tmp_path / "l.npz")
+    assert saved["labels"].tolist() == [4, 3, 1, 0, 2]
+    assert saved["pred_probs"].argmax(axis=1).tolist() == [4, 3, 1, 0, 2]
+    assert saved["candidates"][np.arange(5), saved["labels"]].all()
+    assert (saved["outside_label"].tolist(), saved["flags"][0]) == ([-1, -1, -1, -1, 0], "disputed")
+
+
+def test_the_doubtful_first_by_the_command_line(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    out, own = tmp_path / "l.csv", tiny_run.path / "labels.csv"
+    assert crosel_cli("labels", str(tiny_run.path), "--out", str(out), "--doubtful-first").code == 0
+    confidence = [row.confidence for row in read_labels(out)]
+    assert confidence == sorted(confidence)
+    assert confidence != [row.confidence for row in read_labels(own)]
+    before = own.read_bytes()
+    refused = crosel_cli("labels", str(tiny_run.path), "--out", str(own), "--doubtful-first")
+    assert refused.code == 2
+    assert "keeps the order of the data" in refused.err
+    assert own.read_bytes() == before
+
+
+def test_labels_of_a_run_under_way_are_told_to_be_so(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run.path, folder)
+    (folder / "done").unlink()
+    newest = max((folder / "checkpoints").iterdir())
+    newest.unlink()
+    told = crosel_cli("labels", str(folder), "--out", str(tmp_path / "l.csv"))
+    assert (told.code, told.err) == (0, f"{folder} is not finished: it is used as it is after 3 of 4 epochs\n")
+    finished = crosel_cli("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))
+    assert (finished.code, finished.err) == (0, "")
 
 
 def test_outside_gamma_needs_a_history(tiny_run: TinyRun) -> None:
