@@ -180,6 +180,17 @@ def test_every_method_with_and_without_true_labels(method: str, tmp_path: Path) 
     assert ("Selected in the last epoch" in known.words) == (method == "crosel")
 
 
+def test_features_go_by_their_names(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    rows = "".join(f"{'cat' if i % 2 else 'dog'},{i},{i % 3}\n" for i in range(12))
+    (tmp_path / "rows.csv").write_text("candidates,<b>length</b>,width\n" + rows)
+    run = tmp_path / "run"
+    assert crosel_cli("train", str(tmp_path / "rows.csv"), "--set", "train.epochs=2", "--out", str(run)).code == 0
+    page = Page((run / "report.html").read_text(encoding="utf-8"))
+    page.check()
+    assert "<th scope=col>&lt;b&gt;length&lt;/b&gt;</th><th scope=col>width</th>" in page.source
+    assert "<b>length" not in page.source
+
+
 def test_text_from_users_is_escaped(tmp_path: Path) -> None:
     arrays = small_arrays(images=False, n=48)
     arrays |= {"candidates": np.ones((48, 3), bool), "y": np.arange(48) % 3, "y_test": np.arange(64) % 3}

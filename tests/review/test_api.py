@@ -163,10 +163,12 @@ def test_few_classes_have_keys_of_their_own() -> None:
 
 
 def test_features_instead_of_pictures(tmp_path: Path) -> None:
-    examples = made_up(20, x=np.arange(200, dtype=np.float32).reshape(20, 10))
+    columns = ("<b>length</b>", *map(str, range(9)))
+    examples = made_up(20, x=np.arange(200, dtype=np.float32).reshape(20, 10), columns=columns)
     with TestClient(build_app(examples, tmp_path / "log", TOKEN), base_url=BASE) as client:
         client.headers["x-crosel-token"] = TOKEN
         assert client.get("/api/run").json()["images"] is False
+        assert client.get("/api/run").json()["columns"] == list(columns[:6])
         assert client.get("/image/0.png").status_code == 404
         card = client.get("/api/examples?sort=row").json()["examples"][1]
         assert card["features"] == ["10", "11", "12", "13", "14", "15"]

@@ -150,7 +150,7 @@ def _times(run: RunData, i: int) -> str:
 def _table(run: RunData, labels: Labels, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
     features = 0 if x is None or x.ndim != 2 else min(FEATURES, x.shape[1])
     head = ["id", "label", "candidates", *(["truth"] if run.truth is not None else [])]
-    head += [f"x{j}" for j in range(features)]
+    head += [escape(name) for name in run.columns[:features]] or [f"x{j}" for j in range(features)]
     body = []
     for i in rows:
         cells = [f'<th scope="row">{escape(labels.ids[i])}</th>']

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class RunData:
     selection: SavedSelection | None  # None: the method does not select, or the run is not finished
     predictions: Predictions
     fingerprint: str  # of the training inputs
+    columns: tuple[str, ...] = ()  # names of the features, where the run knows them
 
     @property
     def n(self) -> int:
@@ -124,7 +125,13 @@ def _read(folder: RunFolder, name: str) -> RunData:
         classes, sets, truth, labels,
         read_selection(folder / "selection.npz", len(sets)),
         read_predictions(folder / "predictions.npz", len(sets), len(classes)), str(saved["data"]),
+        saved_columns(saved),
     )  # fmt: skip
+
+
+def saved_columns(saved: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Names of the features; none for images, and for arrays without names."""
+    return tuple(map(str, saved["columns"])) if "columns" in saved else ()
 
 
 def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:

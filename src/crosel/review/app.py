@@ -18,7 +18,7 @@ from crosel.errors import UserError
 from crosel.labels import FLAGS
 from crosel.report.page import style
 from crosel.review.corrections import corrections_csv
-from crosel.review.examples import Examples
+from crosel.review.examples import FEATURES, Examples
 from crosel.review.guard import Guard
 from crosel.review.search import STATES, Sort, State
 from crosel.review.search import Query as Wanted
@@ -146,7 +146,7 @@ def question_routes(desk: Desk) -> APIRouter:
             "name": examples.name, "about": examples.about, "classes": examples.classes, "images": examples.has_images,
             "flags": [flag for flag in FLAGS if flag and flag in present], "version": examples.version,
             "states": STATES, "notes": [*examples.notes, *_log_notes(desk.log)], "progress": desk.progress(),
-            "page": PAGE,
+            "page": PAGE, "columns": examples.columns[:FEATURES],
         })  # fmt: skip
 
     @routes.get("/api/examples")

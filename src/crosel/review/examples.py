@@ -39,6 +39,7 @@ class Examples:
     x: Array | None = None  # images [n, c, h, w] or features [n, d]; None: no longer to be had
     probabilities: NDArray[np.float16] | None = None  # [n, k]
     selection: SavedSelection | None = None  # what each network says, and said before
+    columns: tuple[str, ...] = ()  # names of the features, where the run knows them
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

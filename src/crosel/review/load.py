@@ -16,7 +16,7 @@ from crosel.errors import UserError
 from crosel.labels import FLAGS, read_labels
 from crosel.methods.base import find_method
 from crosel.outcome import read_predictions, read_selection
-from crosel.report.gather import training_inputs
+from crosel.report.gather import saved_columns, training_inputs
 from crosel.review.corrections import saved_ids
 from crosel.review.examples import Array, Examples
 from crosel.run import RunFolder, load_run
@@ -45,6 +45,7 @@ def load_examples(run: Path) -> Examples:
         run.resolve().name, f"{method} on {Path(config.source).name}", saved_ids(saved), classes, sets, labels,
         confidence, [row.selected for row in rows], np.array([FLAGS.index(row.flag) for row in rows], np.int8),
         str(saved["data"]), selection=read_selection(folder / "selection.npz", len(sets)),
+        columns=saved_columns(saved),
     )  # fmt: skip
     examples.probabilities = _saved_probabilities(folder, examples)
     if examples.probabilities is None:

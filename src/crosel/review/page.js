@@ -140,7 +140,7 @@ function fill(article, card, index) {
     const list = make("dl", "values");
     card.features.forEach((value, i) => {
       const pair = make("div");
-      pair.append(make("dt", "", `x${i}`), make("dd", "", value));
+      pair.append(make("dt", "", state.run.columns[i] ?? `x${i}`), make("dd", "", value));
       list.append(pair);
     });
     article.append(list);
