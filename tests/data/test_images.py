@@ -125,7 +125,20 @@ def test_truncated_and_other_files(tmp_path):
 
 def test_a_file_name_of_two_lines_is_told_on_one(tmp_path):
     put(tmp_path / "cat" / "a\nb.png", "no picture")
-    assert refused(tmp_path).endswith("a\\nb.png': not an image that Pillow can read")
+    assert "a\\nb.png': not an image that Pillow can read; mend it, or leave out" in refused(tmp_path)
+
+
+def test_a_folder_without_its_bad_images(tmp_path):
+    for name in ("train/cat/1.png", "train/dog/1.png", "test/cat/1.png"):
+        picture(tmp_path / name)
+    put(tmp_path / "train" / "cat" / "0.png", "no picture")
+    put(tmp_path / "test" / "dog" / "0.png", "no picture")
+    assert "0.png: not an image" in refused(tmp_path)
+    data = read(tmp_path, skip_bad=True, image_size=2)
+    assert data.ids == ("train/cat/1.png", "train/dog/1.png")
+    assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [0])
+    (note,) = data.notes
+    assert note.startswith(f"images that cannot be read, left out: 2 ({tmp_path / 'train' / 'cat' / '0.png'}: ")
 
 
 # --- a folder for each class ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -63,9 +64,7 @@ def test_sets_as_people_and_pandas_write_them(tmp_path, cell, settings):
     assert data.notes == ()
 
 
-@pytest.mark.parametrize(
-    "cell", ["[cat]", "['cat'", "[['a'], 'b']", "[007]", "['a' 'b']", "[1, 2, x]", "['\\x']", "[]"]
-)
+@pytest.mark.parametrize("cell", ["[cat]", "['cat'", "[['a'], 'b']", "[007]", "['a' 'b']", "[1, 2, x]", "['\\x']"])
 def test_what_is_not_quite_a_list_is_a_name(tmp_path, cell):
     data = read(put(tmp_path / "d.csv", f'candidates,f\n"{cell}",1\ncat,2\n'))
     assert sets_of(data) == [{cell}, {"cat"}]
@@ -87,7 +86,7 @@ def test_names_that_hold_a_comma_are_no_lists(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "pairs"),
     [(("01", "1"), 1), (("1", "1.0"), 1), (("Cat", "cat"), 1), (("1", "2", "10"), 0), (("a", "b"), 0),
-     (("١", "1"), 0), (("nan", "inf"), 0), (tuple("abcdeABCDE"), 4)],
+     (("New York", "new_york"), 1), (("١", "1"), 0), (("nan", "inf"), 0), (tuple("abcdeABCDE"), 4)],
 )  # fmt: skip
 def test_classes_that_may_be_one_are_told(tmp_path, cells, pairs):
     path = put(tmp_path / "d.csv", "candidates,f\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells)))
@@ -180,10 +179,79 @@ def test_labels_that_are_not_all_there_are_no_truth(tmp_path):
 
 
 def test_an_odd_path_list_keeps_its_rows(tmp_path):
-    """The same image twice is no error, but then the paths are no ids."""
+    """The same image twice is no error, but then the paths are no ids, which is told."""
     picture(tmp_path / "a.png")
-    data = read(put(tmp_path / "d.csv", "path,label\na.png,x\na.png,y\n"))
+    path = put(tmp_path / "d.csv", "path,label\na.png,x\na.png,y\n")
+    data = read(path)
     assert (data.n, data.ids) == (2, None)
+    (note,) = data.notes
+    assert note.startswith(f"{path}, line 3, column 'path': the image of line 2 again (repeated rows: 1)")
+    assert "--set data.skip_bad=true" in note
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_bad_rows_are_left_out_where_that_is_asked_for(tmp_path, ending):
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png")
+    picture(tmp_path / "t.png")
+    put(tmp_path / "broken.png", "no picture")
+    rows = [
+        ("a.png", ["x", "y"], "", "train"), ("broken.png", ["x"], "", "train"), ("b.png", [], "", "train"),
+        ("b.png", ["y"], "", "train"), ("a.png", ["x"], "", "train"), ("nowhere.png", ["x"], "", "train"),
+        ("t.png", [], "y", "test"),
+    ]  # fmt: skip
+    names = ("path", "candidates", "label", "split")
+    path = tmp_path / f"d.{ending}"
+    if ending == "csv":
+        lines = [",".join(names), *(f"{p},{'|'.join(sets)},{label},{split}" for p, sets, label, split in rows)]
+        first_line = 2
+    else:
+        lines, first_line = [json.dumps(dict(zip(names, row, strict=True))) for row in rows], 1
+    put(path, "\n".join(lines))
+    data = read(path, skip_bad=True, image_size=4)
+    assert data.ids == ("a.png", "b.png")
+    assert sets_of(data) == [{"x", "y"}, {"y"}]
+    assert data.x.shape == (2, 3, 4, 4)
+    assert (len(data.x_test), data.y_test.tolist()) == (1, [1])
+    empty, again, images = data.notes
+    assert empty == f"rows with an empty set, left out: 1 ({path}, line {first_line + 2})"
+    assert again == f"rows with the path or id of an earlier one, left out: 1 ({path}, line {first_line + 4})"
+    assert images.startswith(f"images that cannot be read, left out: 2 ({path}, line {first_line + 1}, column 'path'")
+    assert refused(path).endswith(
+        "an empty set; give it at least one label, or leave such rows out: --set data.skip_bad=true"
+    )
+
+
+def test_skipping_leaves_good_rows_alone_and_all_bad_ones_are_an_error(tmp_path):
+    picture(tmp_path / "a.png")
+    good = put(tmp_path / "good.csv", "path,candidates\na.png,x|y\n")
+    assert read(good, skip_bad=True).notes == ()
+    assert "line 2, column 'path'" in refused(put(tmp_path / "bad.csv", "path,candidates\nb.png,x\n"), skip_bad=True)
+    assert "not one row can be used" in refused(put(tmp_path / "e.csv", "path,candidates\na.png,\n"), skip_bad=True)
+    features = read(put(tmp_path / "f.csv", "id,candidates,f\n1,x,1\n1,y,2\n2,y,3\n3,[],4\n"), skip_bad=True)
+    assert (features.ids, features.x.tolist()) == (("1", "2"), [[1.0], [3.0]])
+
+
+def test_a_path_that_starts_elsewhere_says_which_setting_helps(tmp_path):
+    picture(tmp_path / "photos" / "a.png")
+    path = put(tmp_path / "d.csv", "path,label\na.png,x\n")
+    assert refused(path).endswith(
+        "no such image file; if paths start from another folder: --set data.image_root=FOLDER"
+    )
+    assert read(path, image_root=str(tmp_path / "photos")).ids == ("a.png",)
+
+
+@pytest.mark.parametrize(("there", "listed"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_accents_of_a_path_may_be_one_character_or_two(tmp_path, there, listed):
+    picture(tmp_path / unicodedata.normalize(there, "été.png"))
+    cell = unicodedata.normalize(listed, "été.png")
+    assert read(put(tmp_path / "d.csv", f"path,label\n{cell},x\n")).ids == (cell,)
+
+
+def test_names_that_only_look_the_same_are_told_apart_in_ascii(tmp_path):
+    cells = [unicodedata.normalize(form, "zéro") for form in ("NFC", "NFD")]
+    (note,) = read(put(tmp_path / "d.csv", f"candidates,f\n{cells[0]},1\n{cells[1]},2\n")).notes
+    assert note.startswith("classes 'ze\\u0301ro' and 'z\\xe9ro' are kept apart")
 
 
 H = "id,candidates,f,g\n"

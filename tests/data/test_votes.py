@@ -110,6 +110,57 @@ def test_wide_votes_by_content_or_by_setting(tmp_path, features):
     assert counted(data) == {("t1", "0"): 1, ("t1", "1"): 1, ("t2", "1"): 1}
 
 
+MIXED = "id,f,anna,ben,g\nt1,1,cat,dog,2\nt2,3,,dog,4\nt3,5,,,6\n"
+
+
+@pytest.mark.parametrize("names", ["anna,ben", "annotator_1,annotator_2", "cat,rater_2"])
+def test_wide_votes_with_features_beside(tmp_path, names):
+    data = read(put(tmp_path / "v.csv", MIXED.replace("anna,ben", names)))
+    assert counted(data) == {("t1", "cat"): 1, ("t1", "dog"): 1, ("t2", "dog"): 1}
+    assert (data.x.tolist(), data.columns) == ([[1, 2], [3, 4]], ("f", "g"))
+    quoted = ", ".join(repr(name) for name in names.split(","))
+    assert data.notes == ("examples without a vote, left out: 1", f"votes: {quoted}; features: 2 other columns")
+
+
+def test_annotators_by_name(tmp_path, features):
+    votes = put(tmp_path / "v.csv", "f,anna,ben,truth,g\n1,0,1,0,2\n3,1,,1,4\n")
+    data = read(votes, annotators=("anna", "ben"))
+    assert counted(data) == {("0", "0"): 1, ("0", "1"): 1, ("1", "1"): 1}
+    assert (data.x.tolist(), data.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+    assert "no column 'bean' of votes (did you mean 'ben'?)" in refused(votes, annotators=("anna", "bean"))
+    words = put(tmp_path / "w.csv", MIXED)
+    assert "column 'ben': 'dog' is no number; if this column holds votes" in refused(words, annotators=("anna",))
+    data = read(words, annotators=("anna", "ben"), inputs=str(put(tmp_path / "x.csv", "id,h\nt1,7\nt2,8\n")))
+    assert (data.x.tolist(), data.columns) == ([[7], [8]], ("h",)), "inputs from elsewhere come first"
+
+
+def test_numbers_beside_votes_on_images_are_no_votes(tmp_path):
+    picture(tmp_path / "a.png")
+    data = read(put(tmp_path / "v.csv", "path,width,anna,ben\na.png,12,cat,dog\n"), image_size=4)
+    assert counted(data) == {("a.png", "cat"): 1, ("a.png", "dog"): 1}
+    assert data.is_image
+    assert data.notes == ("votes: 'anna', 'ben'",)
+
+
+def test_names_of_features_come_with_the_votes(tmp_path, features):
+    assert read(put(tmp_path / "long.csv", long_csv()), inputs=features).columns == ("f", "g")
+    assert read(put(tmp_path / "wide.csv", WIDE), inputs=features).columns == ("f", "g")
+    beside = put(tmp_path / "beside.csv", "task,worker,label,u,v\nt1,ann,cat,1,2\n")
+    assert read(beside).columns == ("u", "v")
+    assert read(put(tmp_path / "scores.csv", "id,cat,dog\nt1,0.5,0.5\n"), inputs=features).columns == ("f", "g")
+
+
+def test_repeated_votes_and_bad_images_are_left_out_where_that_is_asked_for(tmp_path):
+    picture(tmp_path / "t1.png")
+    text = long_csv("path,worker,label") + "t1,ann,cat\n"
+    path = put(tmp_path / "votes.csv", text.replace("t1,", "t1.png,").replace("t2,", "t2.png,"))
+    data = read(path, skip_bad=True)
+    assert counted(data) == {("t1.png", "cat"): 2, ("t1.png", "dog"): 1}
+    again, images = data.notes
+    assert again == "votes that were given before, left out: 1"
+    assert images.startswith(f"images that cannot be read, left out: 1 ({path}, line 3, column 'path'")
+
+
 def test_a_tick_of_several_labels_is_a_vote_for_each(tmp_path, features):
     data = read(put(tmp_path / "v.csv", "task,worker,label\nt1,ann,cat|dog\nt1,bob,cat\n"), inputs=features)
     assert counted(data) == {("t1", "cat"): 2, ("t1", "dog"): 1}
@@ -123,6 +174,7 @@ BAD_VOTES = {
     "no worker": ("task,worker,label\nt1,,cat\n", "line 2, column 'worker': an empty label"),
     "no inputs": (long_csv() + "t7,ann,cat\n", "line 7, column 'task'"),
     "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was given in line 2"),
+    "no labels": ("task,worker,tick\nt1,ann,cat\n", "'worker' says who voted; name the column of the labels 'label'"),
     "no vote at all": ("task,annotator_1\nt1,\n", "there is not a single vote"),
     "odd label": ("task,annotator_1\nt1,a||b\n", "line 2, column 'annotator_1': an empty label"),
 }  # fmt: skip

@@ -129,6 +129,37 @@ def test_features_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli
     assert json.loads(scores[0])["examples"] == 12
 
 
+def test_features_joined_to_votes_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli):
+    """Trained on votes with features in another file, or beside: in a file with moved columns they are found."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(12, 3)) * [1, 10, 100]
+    votes = ["cat" if row[0] > 0 else "dog" for row in x]
+    Path("x.csv").write_text("id,u,v,w\n" + "".join(f"{i},{u},{v},{w}\n" for i, (u, v, w) in enumerate(x)))
+    Path("moved.csv").write_text("id,w,v,u\n" + "".join(f"{i},{w},{v},{u}\n" for i, (u, v, w) in enumerate(x)))
+    Path("votes.csv").write_text("id,anna,ben\n" + "".join(f"{i},{a},cat\n" for i, a in enumerate(votes)))
+    lines = [f"{i},{a},{u},{v},cat,{w}\n" for i, (a, (u, v, w)) in enumerate(zip(votes, x, strict=True))]
+    Path("beside.csv").write_text("id,anna,u,v,ben,w\n" + "".join(lines))
+    training = ("--method", "cc", "--set", "train.epochs=2", "--device", "cpu")
+    assert crosel_cli("train", "votes.csv", *training, "--set", "data.inputs=x.csv", "--out", "joined").code == 0
+    assert crosel_cli("train", "beside.csv", *training, "--out", "beside").code == 0
+    expected = tops(predicted(Path("joined"), Path("x.csv"), Path("p.jsonl")))
+    for run in ("joined", "beside"):
+        for source in ("moved.csv", "beside.csv"):
+            assert tops(predicted(Path(run), Path(source), Path("p.jsonl"))) == expected
+
+
+def test_a_list_of_images_starts_where_that_of_the_run_did(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run.path, folder)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("image_root: null", f"image_root: {images / 'png'}"))
+    assert (folder / "config.yaml").read_text() != config
+    name = "a/0.png"
+    (tmp_path / "list.csv").write_text(f"path\n{name}\n")
+    (row,) = predicted(folder, tmp_path / "list.csv", tmp_path / "p.jsonl")
+    assert row["id"] == name
+
+
 def test_features_with_other_names_are_taken_in_their_order_which_is_told(tmp_path, monkeypatch, crosel_cli: CroselCli):
     monkeypatch.chdir(tmp_path)
     x = np.random.default_rng(0).normal(size=(12, 3)).round(3).tolist()

@@ -45,7 +45,8 @@ def predict_file(
         if suffix == ".csv":
             more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
             stream.write(csv_line(["id", "label", "confidence", *more]))
-        for chunk in open_inputs(source, session.data.shape, session.data.columns, say):
+        root = session.config.data.image_root
+        for chunk in open_inputs(source, session.data.shape, session.data.columns, say, Path(root) if root else None):
             for name, pairs in _predictions(session, chunk, top):
                 stream.write(line(name, pairs))
             count += len(chunk.x)

@@ -48,6 +48,7 @@ class Form:
     shape: tuple[int, ...]
     columns: Sequence[str] | None  # names of the features, where they are known
     say: Say
+    image_root: Path | None = None  # where the run's own image paths start from, unless beside their list
 
     @property
     def is_image(self) -> bool:
@@ -116,9 +117,10 @@ def open_inputs(
     shape: tuple[int, ...],
     columns: Sequence[str] | None = None,
     say: Say = tell,
+    image_root: Path | None = None,
 ) -> Iterator[Chunk]:
     """Read what is to be predicted, chunk by chunk; whatever is wrong with it is a UserError."""
-    form = Form(shape, columns, say)
+    form = Form(shape, columns, say, image_root)
     try:
         if path.is_dir():
             yield from _folder(path, form)
@@ -163,7 +165,10 @@ def _listed_images(rows: Iterator[tuple[str, int, Any]], form: Form, path: Path,
         for name, line, cell in rows:
             place = f"{path}, line {line}, column {shown(title)}"
             try:
-                yield name, image_path(cell, path.parent), place
+                file = image_path(cell, path.parent)
+                if form.image_root is not None and not file.exists():
+                    file = image_path(cell, form.image_root)
+                yield name, file, place
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 
@@ -15,11 +15,14 @@ from crosel.data.dataset import Dataset
 from crosel.data.settings import DataSettings, Format, OnImages
 from crosel.data.table import Table, as_features, meanings, refuse_our_labels, table_dataset
 from crosel.data.text import CsvFile
-from crosel.errors import UserError
+from crosel.data.vocabulary import NO_VOTE
+from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown
 
-_ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
+ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
+_WHICH_ARE_VOTES = "if this column holds votes, name all that do: --set data.annotators=[NAME,NAME]"
+_LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
 def _is_number(cell: str) -> bool:
@@ -38,16 +41,39 @@ def find_format(path: Path, header: list[str], first: list[str]) -> Format:
         return "table"
     if {"worker", "label"} <= known.keys() and known.keys() & {"id", "path"}:
         return "votes"
-    if others and all(_ANNOTATOR.fullmatch(header[column]) for column in others):
+    if others and all(ANNOTATOR.fullmatch(header[column]) for column in others):
         return "wide-votes"
     if "label" in known:
         return "table"
+    if "worker" in known and not any(ANNOTATOR.fullmatch(header[column]) for column in others):
+        raise UserError(
+            f"{path}, line 1: {shown(header[known['worker']])} says who voted; name the column of the labels 'label'"
+        )
     if known.keys() & {"id", "path"} and others:
         return "scores" if all(_is_number(first[column]) for column in others) else "wide-votes"
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
-        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}"
+        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}. If some are annotators: "
+        "--set data.annotators=[NAME,NAME]"
     )
+
+
+def vote_columns(header: Sequence[str], others: Sequence[int], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Columns of votes among columns of features: annotators by their name, and all whose cells are not numbers."""
+
+    def numbers(column: int) -> bool:
+        said = [row[column] for row in rows if row[column].strip().lower() not in NO_VOTE]
+        return bool(said) and all(map(_is_number, said))
+
+    votes = [column for column in others if ANNOTATOR.fullmatch(header[column]) or not numbers(column)]
+    return votes or list(others)
+
+
+def _named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> list[int]:
+    for name in names:
+        if name not in header:
+            raise UserError(f"{path}, line 1: there is no column {shown(name)} of votes{did_you_mean(name, header)}")
+    return [header.index(name) for name in names]
 
 
 def no_number(path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str]) -> UserError:
@@ -66,16 +92,22 @@ def _getter(columns: Sequence[int]) -> Callable[[list[str]], Sequence[str]]:
     return itemgetter(*columns)
 
 
-def gather(path: Path, source: CsvFile, rows: Iterator[tuple[int, list[str]]], kind: Format) -> Table:
+def gather(
+    path: Path,
+    source: CsvFile,
+    rows: Iterator[tuple[int, list[str]]],
+    kind: Format,
+    votes: Sequence[int] = (),
+    inputs_elsewhere: bool = False,
+) -> Table:
     """Read all rows. Numbers go straight into one array: no list of cells is ever held for them."""
     header = source.header
-    known = meanings(header, path)
-    rest = [column for column, name in enumerate(header) if name and column not in known.values()]
-    wide = kind == "wide-votes"
-    numeric = rest if kind == "scores" or (not wide and "path" not in known) else []
+    known = {meaning: column for meaning, column in meanings(header, path).items() if column not in votes}
+    rest = [c for c, name in enumerate(header) if name and c not in known.values() and c not in votes]
+    numeric = rest if kind == "scores" or ("path" not in known and not (votes and inputs_elsewhere)) else []
     lines, values = array("q"), array("d")
     cells: list[tuple[list[str], int]] = [([], column) for column in known.values()]
-    texts: list[tuple[list[str], int]] = [([], column) for column in rest] if wide else []
+    texts: list[tuple[list[str], int]] = [([], column) for column in votes]
     wanted = cells + texts
     take = _getter(numeric) if numeric else None
     for line, row in rows:
@@ -86,7 +118,8 @@ def gather(path: Path, source: CsvFile, rows: Iterator[tuple[int, list[str]]], k
             try:
                 values.extend(map(float, take(row)))
             except ValueError:
-                raise no_number(path, line, header, numeric, row) from None
+                error = no_number(path, line, header, numeric, row)
+                raise (UserError(f"{error}; {_WHICH_ARE_VOTES}") if votes else error) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)
     if not lines:
@@ -102,20 +135,29 @@ def gather(path: Path, source: CsvFile, rows: Iterator[tuple[int, list[str]]], k
     )  # fmt: skip
 
 
-def open_csv(path: Path, kind: Format | None = None) -> tuple[Table, Format]:
-    """A csv file as a table; `kind` None: as its header tells."""
+def open_csv(path: Path, settings: DataSettings) -> tuple[Table, Format]:
+    """A csv file as a table; what it holds is told by the settings, else by its header and first rows."""
     source = CsvFile(path)
-    rows = source.rows()
-    first = next(rows, None)
-    if first is None:
+    header, rows = source.header, source.rows()
+    first = list(islice(rows, _LOOK_AT))
+    if not first:
         raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
-    refuse_our_labels(source.header, path)
-    kind = kind or find_format(path, source.header, first[1])
-    return gather(path, source, chain([first], rows), kind), kind
+    refuse_our_labels(header, path)
+    kind, votes = settings.format, list[int]()
+    if settings.annotators:
+        kind, votes = "wide-votes", _named_columns(path, header, settings.annotators)
+    elif kind == "auto":
+        kind = find_format(path, header, first[0][1])
+    if kind == "wide-votes" and not votes:
+        known = meanings(header, path).values()
+        votes = [column for column, name in enumerate(header) if name and column not in known]
+        if settings.format == "auto":
+            votes = vote_columns(header, votes, [row for _, row in first])
+    return gather(path, source, chain(first, rows), kind, votes, settings.inputs is not None), kind
 
 
 def read_csv(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
-    table, kind = open_csv(path, None if settings.format == "auto" else settings.format)
+    table, kind = open_csv(path, settings)
     return dataset_of(table, kind, settings, progress)
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.images import read_images
+from crosel.data.images import bad_images_note, read_images
 from crosel.data.inputs import list_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
@@ -46,9 +46,14 @@ def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None 
         y, y_test = ([vocabulary[name] for name in part[1]] for part in (train, test))
     except ValueError as error:
         raise UserError(f"{folder}: the folder {error}") from None
-    x = read_images([*train[0], *test[0]], settings, None, folder, progress)
+    bad: dict[int, str] = {}
+    x = read_images([*train[0], *test[0]], settings, None, folder, progress, bad)
     n = len(y)
+    keep = [row for row in range(n) if row not in bad]
+    keep_test = [row for row in range(len(y_test)) if n + row not in bad]
     return make_dataset(
-        x[:n], y=y, x_test=x[n:] if y_test else None, y_test=y_test or None, classes=vocabulary.classes,
-        ids=[path.relative_to(folder).as_posix() for path in train[0]], place=str(folder),
+        x[:n][keep], y=[y[row] for row in keep], x_test=x[n:][keep_test] if keep_test else None,
+        y_test=[y_test[row] for row in keep_test] or None, classes=vocabulary.classes,
+        ids=[train[0][row].relative_to(folder).as_posix() for row in keep], place=str(folder),
+        notes=tuple(bad_images_note(bad)),
     )  # fmt: skip

@@ -20,6 +20,7 @@ from crosel.errors import UserError
 from crosel.limits import check_bytes, one_line, spoils_lines
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+OR_SKIP = "; mend it, or leave out what cannot be used: --set data.skip_bad=true"
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 
 
@@ -101,8 +102,12 @@ def read_images(
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
     progress: OnImages | None = None,
+    bad: dict[int, str] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
+    """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read.
+
+    With `bad`, reading goes on, and the places and reasons of all such go there, by row, where `data.skip_bad` is set.
+    """
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), side, side, channels)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
@@ -110,21 +115,34 @@ def read_images(
     if cache is not None and (found := cache.read(shape)) is not None:
         return found
     out = np.empty(shape, dtype=np.uint8)
-    failed = _decode_all(paths, settings, out, progress)
-    if failed:
-        row = min(failed)
+    skips = bad is not None and settings.skip_bad
+    failed = _decode_all(paths, settings, out, progress, to_the_end=skips)
+    reasons: dict[int, str] = {}
+    for row in sorted(failed):
         place = f"{places[row]}: " if places is not None else ""
         name = str(paths[row])
-        raise UserError(f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(failed[row])}")
-    if cache is not None:
+        reasons[row] = f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(failed[row])}"
+    if reasons and (not skips or len(reasons) == len(paths)):
+        raise UserError(next(iter(reasons.values())) + (OR_SKIP if bad is not None and not skips else ""))
+    if bad is not None:
+        bad.update(reasons)
+    if cache is not None and not failed:
         cache.write(out)
     return out
 
 
+def bad_images_note(bad: dict[int, str]) -> list[str]:
+    return [f"images that cannot be read, left out: {len(bad)} ({bad[min(bad)]})"] if bad else []
+
+
 def _decode_all(
-    paths: Sequence[Path], settings: DataSettings, out: NDArray[np.uint8], progress: OnImages | None
+    paths: Sequence[Path],
+    settings: DataSettings,
+    out: NDArray[np.uint8],
+    progress: OnImages | None,
+    to_the_end: bool,
 ) -> dict[int, Exception]:
-    """Fill `out` on all cores. Ends soon after the first image that cannot be read; returns such, by row."""
+    """Fill `out` on all cores. Returns what cannot be read, by row; unless `to_the_end`, ends soon after the first."""
     failed: dict[int, Exception] = {}
     stop = threading.Event()
 
@@ -137,7 +155,8 @@ def _decode_all(
                 out[row] = decode(paths[row], settings)
             except (ValueError, OSError) as error:
                 failed[row] = error
-                return done
+                if not to_the_end:
+                    return done
         return len(rows)
 
     done = 0
@@ -148,7 +167,7 @@ def _decode_all(
         try:
             for task in as_completed(tasks):
                 done += task.result()
-                if failed:
+                if failed and not to_the_end:
                     break
                 if progress is not None:
                     progress(done, len(paths))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from crosel.data.dataset import Array
-from crosel.data.images import SUFFIXES, read_images
+from crosel.data.dataset import Array, Dataset, only_rows
+from crosel.data.images import SUFFIXES, bad_images_note, read_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
@@ -27,6 +27,8 @@ class Inputs:
     labels: tuple[str, ...] | None = None
     x_test: Array | None = None
     labels_test: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
+    bad: Mapping[int, str] = field(default_factory=dict)  # rows to be left out, and why
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -62,7 +64,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
     if suffix in (".csv", ".tsv"):
         from crosel.data.csvfile import open_csv
 
-        return _table_inputs(open_csv(path, "table")[0], settings, progress)
+        return _table_inputs(open_csv(path, DataSettings(format="table"))[0], settings, progress)
     if suffix in (".jsonl", ".ndjson"):
         from crosel.data.jsonl import open_jsonl
 
@@ -76,13 +78,13 @@ def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | Non
     labels, cells = optional_labels(table, train)
     x = table_inputs(table, settings, progress)
     if not len(test):
-        return Inputs(x, tuple(ids), None if labels is None else tuple(labels))
+        return Inputs(x, tuple(ids), None if labels is None else tuple(labels), columns=table.feature_names)
     for row in test:
         if cells[row] is None:
             raise UserError(f"{table.place(int(row), 'label')}: a row for testing needs its true label")
     return Inputs(
         x[train], tuple(ids[row] for row in train), None if labels is None else tuple(labels),
-        x[test], tuple(str(cells[row]) for row in test),
+        x[test], tuple(str(cells[row]) for row in test), table.feature_names,
     )  # fmt: skip
 
 
@@ -94,12 +96,13 @@ def join_inputs(
     progress: OnImages | None,
     features: Array | None = None,
     image_cells: Sequence[str] | None = None,
+    columns: tuple[str, ...] | None = None,  # names of the features
 ) -> Inputs:
     """Inputs for examples known by name: from `data.inputs`, else features beside, else the images they name."""
     if settings.inputs is not None:
         return _joined(names, place, Path(settings.inputs), settings, progress)
     if features is not None:
-        return Inputs(features, tuple(names))
+        return Inputs(features, tuple(names), columns=columns)
     root = image_root(settings, path)
     paths = []
     for row, cell in enumerate(image_cells or names):
@@ -107,12 +110,22 @@ def join_inputs(
             paths.append(image_path(cell, root))
         except ValueError as error:
             raise UserError(f"{place(row)}: {error}") from None
-    if paths and not paths[0].exists():
+    if paths and not paths[0].exists() and not settings.skip_bad:
         raise UserError(
-            f"{place(0)}: {shown(str(paths[0]))} is no image file; if examples are known by id, say where their inputs "
-            "are: --set data.inputs=FILE"
+            f"{place(0)}: {shown(str(paths[0]))} is no image file; if paths start from another folder: "
+            "--set data.image_root=FOLDER; if examples are known by id, their inputs are in: --set data.inputs=FILE"
         )
-    return Inputs(read_images(paths, settings, [place(r) for r in range(len(paths))], path, progress), tuple(names))
+    bad: dict[int, str] = {}
+    x = read_images(paths, settings, [place(r) for r in range(len(paths))], path, progress, bad)
+    return Inputs(x, tuple(names), bad=bad)
+
+
+def without_bad(data: Dataset, inputs: Inputs) -> Dataset:
+    """The data without the examples whose image cannot be read; a note counts them."""
+    if not inputs.bad:
+        return data
+    good = np.array([row for row in range(data.n) if row not in inputs.bad])
+    return replace(only_rows(data, good), notes=(*data.notes, *bad_images_note(dict(inputs.bad))))
 
 
 def _joined(
@@ -133,4 +146,4 @@ def _joined(
         rows.append(index[name])
     chosen = np.array(rows, dtype=np.int64)
     labels = None if inputs.labels is None else tuple(inputs.labels[row] for row in rows)
-    return Inputs(inputs.x[chosen], tuple(names), labels, inputs.x_test, inputs.labels_test)
+    return Inputs(inputs.x[chosen], tuple(names), labels, inputs.x_test, inputs.labels_test, inputs.columns)

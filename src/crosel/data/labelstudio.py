@@ -90,7 +90,9 @@ def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
         annotations = task.get("annotations", task.get("completions")) if isinstance(task, dict) else None
         data = task.get("data") if isinstance(task, dict) else None
         if not isinstance(annotations, list) or not isinstance(data, dict):
-            raise UserError(f"{place}: expected an object with 'data' and 'annotations'; export as JSON, not JSON-MIN")
+            own = isinstance(task, dict) and not {"candidates", "label"}.isdisjoint(task)
+            remedy = "rows of your own go into a .jsonl file, one a line" if own else "export as JSON, not JSON-MIN"
+            raise UserError(f"{place}: expected an object with 'data' and 'annotations'; {remedy}")
         try:
             name = label_name(task.get("id", number))
         except ValueError as error:

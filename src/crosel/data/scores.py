@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.inputs import join_inputs
+from crosel.data.inputs import join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, optional_labels, own_ids
 from crosel.data.vocabulary import Vocabulary
@@ -34,7 +34,8 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
         y_test = None if inputs.labels_test is None else [vocabulary[name] for name in inputs.labels_test]
     except ValueError as error:
         raise UserError(f"{table.path}: label {error}") from None
-    return make_dataset(
+    data = make_dataset(
         inputs.x, y=y, x_test=inputs.x_test, y_test=y_test, scores=scores, classes=classes, ids=names,
-        place=str(table.path),
+        place=str(table.path), columns=inputs.columns,
     )  # fmt: skip
+    return without_bad(data, inputs)

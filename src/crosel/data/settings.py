@@ -24,8 +24,16 @@ class DataSettings(Settings):
     inputs: str | None = Field(None, description="file with the inputs of votes or scores, joined by id")
     classes: tuple[str, ...] | None = Field(None, description="names and order of the classes; default: those found")
     format: Format = Field("auto", description="what a csv file holds, where its header does not tell")
+    annotators: tuple[str, ...] | None = Field(
+        None,
+        description="columns of a csv file that hold votes, one for each annotator; default: as the file tells",
+    )
     separator: str = Field("|", min_length=1, max_length=8, description="what stands between the labels of a csv cell")
     choices: str | None = Field(None, description="Label Studio: name of the choices that are the labels, of several")
+    skip_bad: bool = Field(
+        False,
+        description="leave out rows with an image that cannot be read, an empty set, or an earlier row's path or id",
+    )
     own_test: bool = Field(True, description="false: leave the data's own test set alone, as when choosing settings")
     test_share: float = Field(0, ge=0, lt=1, description="share held out for testing, for data without a test set")
     split_seed: int = Field(0, ge=0, lt=2**63, description="decides which examples are held out")

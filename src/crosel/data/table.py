@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array, Dataset, make_dataset
-from crosel.data.images import read_images
+from crosel.data.images import bad_images_note, read_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
     Vocabulary,
@@ -60,6 +61,15 @@ class Table:
     def place(self, row: int, meaning: str | None = None) -> str:
         column = f", column {shown(self.titles.get(meaning, meaning))}" if meaning else ""
         return f"{self.path}, line {self.lines[row]}{column}"
+
+    def take(self, rows: Sequence[int]) -> Table:
+        """Some of the rows."""
+        return replace(
+            self, lines=[self.lines[row] for row in rows],
+            columns={meaning: [cells[row] for row in rows] for meaning, cells in self.columns.items()},
+            features=None if self.features is None else self.features[np.asarray(rows, dtype=np.int64)],
+            texts={name: [cells[row] for row in rows] for name, cells in self.texts.items()},
+        )  # fmt: skip
 
     def parsed(self, meaning: str, parse: Callable[[Any], T]) -> list[T]:
         """All cells of a column through a parser, equal cells once; its ValueError gets the place."""
@@ -145,6 +155,9 @@ def image_path(cell: Any, root: Path) -> Path:
     path = root / text
     if "\\" in text and not path.exists():  # a list that was written on Windows
         return root / text.replace("\\", "/")
+    if not text.isascii() and not path.exists():  # an é is one character on most systems, and two in lists from a Mac
+        others = (root / unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
+        return next((other for other in others if other.exists()), path)
     return path
 
 
@@ -152,8 +165,11 @@ def image_root(settings: DataSettings, path: Path) -> Path:
     return Path(settings.image_root) if settings.image_root else path.parent
 
 
-def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None, meaning: str = "path") -> Array:
-    """Inputs of all rows: feature columns, or the images that a column names."""
+def table_inputs(
+    table: Table, settings: DataSettings, progress: OnImages | None, bad: dict[int, str] | None = None
+) -> Array:
+    """Inputs of all rows: feature columns, or the images that a column names; `bad`: see `read_images`."""
+    meaning = "path"
     if table.features is not None and table.features.shape[1]:
         return table.features
     if meaning not in table.columns:
@@ -163,7 +179,10 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
     root = image_root(settings, table.path)
     paths = table.parsed(meaning, lambda cell: image_path(cell, root))
     places = [table.place(row, meaning) for row in range(table.n)]
-    return read_images(paths, settings, places, table.path, progress)
+    if not (settings.skip_bad or paths[0].exists()):
+        hint = "if paths start from another folder: --set data.image_root=FOLDER"
+        raise UserError(f"{places[0]}: {shown(str(paths[0]))}: no such image file; {hint}")
+    return read_images(paths, settings, places, table.path, progress, bad)
 
 
 def _split(cell: Any) -> bool:
@@ -206,8 +225,11 @@ def index_of(table: Table, vocabulary: Vocabulary, name: str, row: int, meaning:
 
 def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     """Rows with candidates, or with plain labels."""
-    train, test = split_rows(table)
     notes: list[str] = []
+    x: Array | None = None
+    if settings.skip_bad:
+        table, x = _usable(table, settings, progress, notes)
+    train, test = split_rows(table)
     truth, labels = optional_labels(table, train)
     if truth is None and any(labels[row] is not None for row in train):
         notes.append("some rows have no label: true labels are not used")
@@ -229,8 +251,17 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     if ids is None and "path" in table.columns:
         paths = [str(cell).strip() for cell in table.columns["path"]]
         ids = paths if len(set(paths)) == len(paths) else None
+        if ids is None:
+            first = dict(zip(reversed(paths), reversed(range(table.n)), strict=True))
+            again = [row for row, path in enumerate(paths) if first[path] != row]
+            notes.append(
+                f"{table.place(again[0], 'path')}: the image of line {table.lines[first[paths[again[0]]]]} again "
+                f"(repeated rows: {len(again)}), so examples go by their numbers; give them a column 'id', "
+                "or leave such rows out: --set data.skip_bad=true"
+            )
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
-    x = table_inputs(table, settings, progress)
+    if x is None:
+        x = table_inputs(table, settings, progress, bad={})
 
     def indices(rows: Array) -> list[int]:
         return [index_of(table, vocabulary, str(labels[row]), int(row), "label") for row in rows]
@@ -243,6 +274,35 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     )  # fmt: skip
 
 
+def _usable(table: Table, settings: DataSettings, progress: OnImages | None, notes: list[str]) -> tuple[Table, Array]:
+    """The rows that can be used, with their inputs; notes tell which were left out."""
+    key = next((meaning for meaning in ("id", "path") if meaning in table.columns), None)
+    tests = table.parsed("split", _split) if "split" in table.columns else [False] * table.n
+    sets = table.columns.get("candidates")
+    seen: set[str] = set()
+    empty, again, rows = [], [], []
+    for row in range(table.n):
+        name = str(row) if key is None else str(table.columns[key][row]).strip()
+        if sets is not None and not tests[row] and _is_blank(sets[row]):
+            empty.append(row)
+        elif name in seen:
+            again.append(row)
+        else:
+            seen.add(name)
+            rows.append(row)
+    for found, what in ((empty, "an empty set"), (again, "the path or id of an earlier one")):
+        if found:
+            notes.append(f"rows with {what}, left out: {len(found)} ({table.place(found[0])})")
+    if not rows:
+        raise UserError(f"{table.path}: not one row can be used")
+    bad: dict[int, str] = {}
+    table = table.take(rows)
+    x = table_inputs(table, settings, progress, bad)
+    notes += bad_images_note(bad)
+    good = [row for row in range(table.n) if row not in bad]
+    return (table.take(good), x[good]) if bad else (table, x)
+
+
 Weights = list[dict[str, float]]
 
 
@@ -251,7 +311,7 @@ def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ..
     sets: list[tuple[str, ...]] | None = None
     if "candidates" in table.columns:
         train = _only(table, rows, "candidates")
-        sets = train.parsed("candidates", partial(label_names, separator=separator))
+        sets = train.parsed("candidates", partial(_label_set, separator=separator))
     if "weight" not in table.columns:
         return sets, None
     weights: Weights = []
@@ -262,6 +322,16 @@ def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ..
         except ValueError as error:
             raise UserError(f"{table.place(int(row), 'weight')}: {error}") from None
     return sets or [tuple(name for name, weight in w.items() if weight > 0) for w in weights], weights
+
+
+def _is_blank(cell: Any) -> bool:
+    return cell is None or cell == [] or (isinstance(cell, str) and cell.strip() in ("", "[]"))
+
+
+def _label_set(cell: Any, separator: str) -> tuple[str, ...]:
+    if _is_blank(cell):
+        raise ValueError("an empty set; give it at least one label, or leave such rows out: --set data.skip_bad=true")
+    return label_names(cell, separator)
 
 
 def _only(table: Table, rows: Array, meaning: str) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
+NO_VOTE = frozenset({"", "-1", "nan", "na", "null", "none"})
 # A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].
 _ITEM = r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{1,18})\s*"""
 _SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a blank or a semicolon
@@ -133,21 +135,28 @@ class Vocabulary:
 
 
 def alike(names: Iterable[str]) -> list[str]:
-    """Notes for people: classes whose names differ in capitals, or in how a number is written, and no more."""
+    """Notes for people: classes whose names differ in capitals, blanks, or how letters and numbers are written."""
     first: dict[object, str] = {}
     notes = []
     for name in names:
         other = first.setdefault(_plain(name), name)
         if other != name:
-            notes.append(f"classes {shown(other)} and {shown(name)} are kept apart; if they are one, write them alike")
+            same = unicodedata.normalize("NFKC", other) == unicodedata.normalize("NFKC", name)
+            pair = f"{other!a} and {name!a}" if same else f"{shown(other)} and {shown(name)}"
+            notes.append(f"classes {pair} are kept apart; if they are one, write them alike")
     return notes[:3] + ([f"… and {len(notes) - 3} more such pairs"] if len(notes) > 3 else [])
 
 
 def _plain(name: str) -> object:
     try:
-        return float(name) if name.isascii() else name.casefold()
+        return float(name) if name.isascii() else _folded(name)
     except ValueError:
-        return name.casefold()
+        return _folded(name)
+
+
+def _folded(name: str) -> str:
+    """An é may be one character or two, a blank or hyphen of many kinds: what looks alike is alike here."""
+    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", unicodedata.normalize("NFKC", name).casefold())
 
 
 def looks_joined(names: Sequence[str]) -> str | None:

@@ -11,15 +11,14 @@ from functools import partial
 
 import numpy as np
 
+from crosel.data.csvfile import ANNOTATOR
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.inputs import Inputs, join_inputs
+from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, index_of, optional_labels, own_ids
-from crosel.data.vocabulary import Vocabulary, alike, check_cells, label_name, label_names
+from crosel.data.vocabulary import NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 from crosel.limits import shown
-
-NO_VOTE = frozenset({"", "-1", "nan", "na", "null", "none"})
 
 
 def votes_dataset(
@@ -46,10 +45,12 @@ def votes_dataset(
         except ValueError as error:
             raise UserError(f"{settings.inputs or table.path}: {error}") from None
 
-    return make_dataset(
+    data = make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
         classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(table.path),
+        columns=inputs.columns,
     )  # fmt: skip
+    return without_bad(data, inputs)
 
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -63,16 +64,23 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     workers = table.parsed("worker", label_name)
     labels = table.parsed("label", partial(label_names, separator=settings.separator))
     first: dict[str, int] = {}  # task -> its first row
+    votes: list[tuple[int, str, int, str]] = []
+    example: dict[str, int] = {}
     seen: dict[tuple[str, str, str], int] = {}
+    again = 0
     for row, task in enumerate(tasks):
         first.setdefault(task, row)
+        example.setdefault(task, len(example))
         for label in labels[row]:
             vote = (task, workers[row], label)
+            if vote in seen and settings.skip_bad:
+                again += 1
+                continue
             if vote in seen:
                 what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
                 raise UserError(f"{table.place(row, 'label')}: {what} was given in line {table.lines[seen[vote]]}")
             seen[vote] = row
-    example = {task: i for i, task in enumerate(first)}
+            votes.append((example[task], label, row, "label"))
     rows = np.array(list(first.values()))
     features = None
     if table.features is not None:
@@ -84,11 +92,12 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             raise UserError(f"{table.place(row)}: other numbers for {shown(tasks[row])} than in line {line}")
     cells = [table.columns["path"][row] for row in rows] if "path" in table.columns else None
     inputs = join_inputs(
-        list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells
-    )
-    votes = [(example[task], label, row, "label") for row, task in enumerate(tasks) for label in labels[row]]
+        list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
+        table.feature_names,
+    )  # fmt: skip
     truth, _ = optional_labels(table, rows, "truth")
-    return votes_dataset(inputs, votes, table, settings, truth)
+    notes = [f"votes that were given before, left out: {again}"] if again else []
+    return votes_dataset(inputs, votes, table, settings, truth, notes)
 
 
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -113,6 +122,9 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     kept = np.flatnonzero(voted)
     at = np.cumsum(voted) - 1
     notes = [f"examples without a vote, left out: {table.n - len(kept)}"] if len(kept) < table.n else []
+    if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
+        features = f"; features: {len(table.names)} other columns" if table.features is not None else ""
+        notes.append(f"votes: {', '.join(map(shown, list(table.texts)[:20]))}{features}")
     images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
     inputs = join_inputs(
         [names[row] for row in kept],
@@ -120,8 +132,9 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         table.path,
         settings,
         progress,
-        None,
+        None if table.features is None else table.features[kept],
         images,
+        table.feature_names,
     )
     moved = [(int(at[example]), label, row, column) for example, label, row, column in votes]
     truth, _ = optional_labels(table, kept, "truth" if "truth" in table.columns else "label")
