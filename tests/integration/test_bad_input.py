@@ -587,7 +587,10 @@ def test_read_only_disk(small_disk: Path, tmp_path: Path, tiny_run: TinyRun, for
     assert err.splitlines()[-1].endswith(says)
     assert tree(run) == before
     assert fork_server.run("eval", run)[0] == 0
-    assert_refused(fork_server.run("labels", run, "--out", small_disk / "l.csv"), f"{small_disk / 'l.csv'}: {says}")
+    code, _, err = fork_server.run("labels", run, "--out", small_disk / "l.csv")
+    unfinished, refused = err.splitlines()
+    assert unfinished == f"{run} is not finished: it is used as it is after 2 of 4 epochs"
+    assert (code, refused) == (2, f"crosel: {small_disk / 'l.csv'}: {says}")
     assert fork_server.run("labels", run, "--out", tmp_path / "l.csv")[0] == 0
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
     assert fork_server.run("train", "--resume", "--out", run)[0] == 0
