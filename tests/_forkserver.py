@@ -24,9 +24,6 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-import sklearn.datasets  # noqa: F401  (the source digits is in it)
-import torch._dynamo  # noqa: F401  (the first optimiser imports it, which takes longer than a whole tiny run)
-
 import crosel.cli
 import crosel.commands.evaluate
 import crosel.commands.predict

@@ -106,6 +106,11 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = 0
         self._alive: list[tuple[StorageWeakRef, int]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's compiler would be imported only to be kept out of here; that takes as long as importing torch."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = {storage._cdata for storage in _storages((args, kwargs))}

@@ -7,10 +7,12 @@ gradient late; and what exists can be put back after a bad step, and restored in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from crosel.errors import UserError
 
@@ -21,27 +23,48 @@ if TYPE_CHECKING:
 _KEPT = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "squares", "step": "steps"}
 
 
-def make_optimiser(module: nn.Module, settings: TrainSettings, device: torch.device) -> torch.optim.Optimizer:
-    cuda = device.type == "cuda"
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a gradient
-    # out like its parameter only where that has no gaps.
-    fused = cuda or all(p.is_contiguous() or _channels_last(p) for p in parameters)
-    # A learning rate on the device can change without a new recording of the step.
-    lr = torch.tensor(settings.lr, device=device) if cuda else settings.lr
-    momentum, decay = settings.momentum, settings.weight_decay
-    optimiser: torch.optim.Optimizer
-    if settings.optimiser == "adam":
-        optimiser = torch.optim.Adam(
-            parameters, lr, (momentum, 0.999), weight_decay=decay, fused=fused, capturable=cuda
-        )
-    else:
-        optimiser = torch.optim.SGD(
-            parameters, lr, momentum, nesterov=settings.nesterov, weight_decay=decay, fused=fused
-        )
-    for p in parameters:
-        optimiser.state[p] = _at_start(p, settings)
-    return optimiser
+class Optimiser:
+    """SGD or Adam by torch's own functions. The classes that torch has around them import its compiler, whatever is
+    done with them: that would take as long as importing torch itself."""
+
+    def __init__(self, module: nn.Module, settings: TrainSettings, device: torch.device) -> None:
+        self.settings = settings
+        self.parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.state = {p: _at_start(p, settings) for p in self.parameters}
+        self._cuda = device.type == "cuda"
+        # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
+        # gradient out like its parameter only where that has no gaps.
+        self.fused = self._cuda or all(p.is_contiguous() or _channels_last(p) for p in self.parameters)
+        # A learning rate on the device can change without a new recording of the step.
+        self._lr: Any = torch.tensor(settings.lr, device=device) if self._cuda else settings.lr
+
+    def set_lr(self, lr: float) -> None:
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(lr)
+        else:
+            self._lr = lr
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters that have a gradient."""
+        moved = [p for p in self.parameters if p.grad is not None]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        momentum, decay = self.settings.momentum, self.settings.weight_decay
+        if self.settings.optimiser == "adam":
+            means, squares, steps = (self._kept(name, moved) for name in ("exp_avg", "exp_avg_sq", "step"))
+            adam(
+                moved, gradients, means, squares, [], steps, fused=self.fused, capturable=self._cuda, amsgrad=False,
+                beta1=momentum, beta2=0.999, lr=self._lr, weight_decay=decay, eps=1e-8, maximize=False,
+            )  # fmt: skip
+        else:
+            sgd(
+                moved, gradients, [*self._kept("momentum_buffer", moved)] if momentum else [], fused=self.fused,
+                weight_decay=decay, momentum=momentum, lr=self._lr, dampening=0.0, nesterov=self.settings.nesterov,
+                maximize=False,
+            )  # fmt: skip
+
+    def _kept(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
+        return [self.state[p][name] for p in parameters]
 
 
 def _at_start(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
@@ -57,12 +80,12 @@ def copies_kept(settings: TrainSettings) -> int:
     return 2 if settings.optimiser == "adam" else int(settings.momentum > 0)
 
 
-def optimiser_state(optimiser: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
+def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor]:
     """By parameter name, as in `momentum.networks.0.stem.weight`: independent of how torch numbers its state."""
     return dict(_named(optimiser, module))
 
 
-def restore_optimiser(optimiser: torch.optim.Optimizer, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, now in _named(optimiser, module):
         if name not in tensors or tensors[name].shape != now.shape:
             what, _, parameter = name.partition(".")
@@ -70,7 +93,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, module: nn.Module, tenso
         now.copy_(tensors[name])
 
 
-def _named(optimiser: torch.optim.Optimizer, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _named(optimiser: Optimiser, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, p in module.named_parameters():
         for theirs, tensor in optimiser.state.get(p, {}).items():
             yield f"{_KEPT[theirs]}.{name}", tensor

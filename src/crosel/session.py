@@ -22,7 +22,7 @@ from crosel.data.dataset import Dataset
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
 from crosel.methods.base import Method
-from crosel.optimiser import make_optimiser, optimiser_state, restore_optimiser
+from crosel.optimiser import Optimiser, optimiser_state, restore_optimiser
 from crosel.tensors import Normaliser, TrainingTensors
 
 
@@ -62,9 +62,9 @@ class Session:
     world: World = ONE  # the ranks that share the work
 
     @cached_property
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Made when it is first needed: its import alone takes a second, and prediction does without."""
-        return make_optimiser(self.method, self.config.train, self.device)
+    def optimiser(self) -> Optimiser:
+        """Made when it is first needed: prediction does without what it keeps."""
+        return Optimiser(self.method, self.config.train, self.device)
 
     @property
     def records(self) -> bool:

@@ -6,7 +6,7 @@ whole: the same kernels, the same arithmetic, the same random stream, without Py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -37,7 +37,7 @@ class Stepper:
         self._raw: dict[str, Tensor] = {}
 
     def __call__(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], lr: float) -> None:
-        self._set_lr(lr)
+        self.optimiser.set_lr(lr)
         raw = self.session.train.fetch(self.session.progress.step)
         if not self.records:
             self._step(streams, index, raw)
@@ -63,13 +63,6 @@ class Stepper:
         self._forget_gradients()
         return record(lambda: self._step(streams, self._index, self._raw), self.session.generator)
 
-    def _set_lr(self, lr: float) -> None:
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-
     def _step(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], raw: Mapping[str, Tensor]) -> None:
         session = self.session
         undo = finite.Undo(session) if session.config.train.bad_batches == "skip" else None
@@ -93,17 +86,12 @@ class Stepper:
         if session.average:
             session.average.update(good)
 
-    def _parameters(self) -> Iterator[Tensor]:
-        for group in self.optimiser.param_groups:
-            yield from group["params"]
-
     def _forget_gradients(self) -> None:
-        """What the optimiser's `zero_grad` does, without its bookkeeping: that takes as long as a small layer."""
-        for p in self._parameters():
+        for p in self.optimiser.parameters:
             p.grad = None
 
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters() if p.grad is not None]
+        return [p.grad for p in self.optimiser.parameters if p.grad is not None]
 
     def _report(self, objective: Tensor, report: Mapping[str, Tensor], undo: finite.Undo | None) -> Tensor | None:
         """Add up what is shown; undo the step if need be. Returns a bool on the device: whether the step stands."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
 from _support import small_arrays
 from safetensors.torch import save_file
 from torch import Tensor, nn

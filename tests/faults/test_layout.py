@@ -26,8 +26,8 @@ class Gaps(nn.Module):
 def test_parameters_with_gaps_learn_as_others_do() -> None:
     plain, data = make_session("cc", epochs=1), small_data()
     gaps = build_session(plain.config, data, plain.device, Gaps)
-    assert plain.optimiser.defaults["fused"]
-    assert not gaps.optimiser.defaults["fused"]
+    assert plain.optimiser.fused
+    assert not gaps.optimiser.fused
 
     class Dense(Gaps):
         def __init__(self) -> None:
@@ -35,7 +35,7 @@ def test_parameters_with_gaps_learn_as_others_do() -> None:
             self.weight = nn.Parameter(self.weight.detach().clone(memory_format=torch.contiguous_format))
 
     dense = build_session(plain.config, data, plain.device, Dense)
-    assert dense.optimiser.defaults["fused"]
+    assert dense.optimiser.fused
     fit(gaps), fit(dense)
     torch.testing.assert_close(gaps.method.networks[0].weight, dense.method.networks[0].weight)
 
@@ -57,7 +57,7 @@ class Sleeper(nn.Module):
 def test_parameters_may_get_their_first_gradient_late(optimiser: str) -> None:
     plain, data = make_session("cc", f"train.optimiser={optimiser}", epochs=1), small_data()
     session = build_session(plain.config, data, plain.device, Sleeper)
-    assert session.optimiser.defaults["fused"]
+    assert session.optimiser.fused
     before = session.method.networks[0].later.weight.detach().clone()
     fit(session)
     assert not torch.equal(before, session.method.networks[0].later.weight), "it was used in the third step"

@@ -497,6 +497,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert not imported & {"torch", "numpy", "scipy", "sklearn", "pydantic", "yaml", "PIL"}
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_training_does_not_wait_for_imports_that_it_can_do_without(tmp_path: Path, optimiser: str) -> None:
+    """Torch's compiler and sklearn take longer to import than a small run takes to its first step."""
+    settings = ["--set", f"train.optimiser={optimiser}", "--set", "train.lr=0.001", "--set", "train.epochs=1"]
+    given = ["digits", "--method", "cc", "--candidates", "uniform:q=0.3", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-X", "importtime", "-m", "crosel", "train", *given, *settings, "--device", "cpu"]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert {"torch", "crosel.report.page"} <= imported  # it came to the end
+    assert not imported & {"torch._dynamo", "sklearn", "scipy", "pandas", "matplotlib"}
+
+
 def test_help_without_arguments(crosel_cli: CroselCli) -> None:
     result = crosel_cli()
     assert (result.code, result.err) == (0, "")

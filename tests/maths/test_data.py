@@ -389,6 +389,15 @@ def test_digits_test_set_holds_none_of_the_training_set():
     assert np.bincount(data.y_test).min() >= 30
 
 
+def test_digits_are_the_same_where_sklearn_keeps_its_file_elsewhere(monkeypatch):
+    read = read_digits()
+    monkeypatch.setattr("crosel.data.digits.find_spec", lambda name: None)
+    loaded = read_digits()
+    for ours, theirs in ((read.x, loaded.x), (read.y, loaded.y), (read.x_test, loaded.x_test)):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+
+
 # --- npz ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from crosel.config import TrainSettings
 from crosel.errors import UserError
-from crosel.optimiser import copies_kept, make_optimiser, optimiser_state, restore_optimiser
+from crosel.optimiser import Optimiser, copies_kept, optimiser_state, restore_optimiser
 
 CPU = torch.device("cpu")
 LR, DECAY, STEPS = 0.1, 0.01, 5
@@ -29,14 +29,14 @@ def gradients(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(STEPS, 2, 3))
 
 
-def stepped(settings: TrainSettings, steps: np.ndarray) -> tuple[nn.Linear, torch.optim.Optimizer]:
+def stepped(settings: TrainSettings, steps: np.ndarray) -> tuple[nn.Linear, Optimiser]:
     module = layer()
-    optimiser = make_optimiser(module, settings, CPU)
+    optimiser = Optimiser(module, settings, CPU)
     walk(module, optimiser, steps)
     return module, optimiser
 
 
-def walk(module: nn.Linear, optimiser: torch.optim.Optimizer, steps: np.ndarray) -> None:
+def walk(module: nn.Linear, optimiser: Optimiser, steps: np.ndarray) -> None:
     for gradient in steps:
         module.weight.grad = torch.from_numpy(gradient.copy())
         optimiser.step()
@@ -84,7 +84,7 @@ def test_what_is_kept_goes_through_a_checkpoint(kind: str) -> None:
     assert list(saved) == KINDS[kind]
     resumed = layer()
     resumed.load_state_dict(first.state_dict())
-    anew = make_optimiser(resumed, settings, CPU)
+    anew = Optimiser(resumed, settings, CPU)
     restore_optimiser(anew, resumed, saved)
     walk(resumed, anew, gradients()[2:])
     assert torch.equal(resumed.weight, straight.weight)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
 import numpy as np
-from sklearn.datasets import load_digits
 
 from crosel.data.dataset import Dataset, make_dataset
 
 
 def read_digits() -> Dataset:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _images_and_labels()
     pixels = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     # Always the same split, whatever the run's seed: raw generator output is stable across numpy versions.
     order = np.random.Philox(key=1797).random_raw(len(pixels)).argsort(kind="stable")
@@ -18,3 +21,16 @@ def read_digits() -> Dataset:
         pixels[train], y=labels[train], x_test=pixels[test], y_test=labels[test], classes=10, place="digits",
         flips=False,
     )  # fmt: skip
+
+
+def _images_and_labels() -> tuple[Any, Any]:
+    """What `load_digits` gives, read from its file: sklearn.datasets takes a second to import, and pandas with it."""
+    package = find_spec("sklearn")  # only looked for
+    for folder in (package and package.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(int)
+    from sklearn.datasets import load_digits  # a version that has it elsewhere
+
+    return load_digits(return_X_y=True)  # type: ignore[no-any-return]
