@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from _support import small_arrays
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import make_blobs
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -478,6 +480,40 @@ def test_saved_images_and_random_state(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.selected_, clf.selected_)
     refitted = clone(again).fit(x / 255, sets)
     np.testing.assert_array_equal(refitted.predict_proba(x / 255), clf.predict_proba(x / 255))
+
+
+@pytest.mark.parametrize("kind", ["features", "images", "resnet"])
+def test_as_a_module_for_programs_without_crosel(kind: str, tmp_path: Path) -> None:
+    arrays = small_arrays(images=kind != "features")
+    network = "resnet-18" if kind == "resnet" else "auto"
+    clf = CroSelClassifier(epochs=2, batch_size=32, network=network).fit(arrays["x"][:64], arrays["candidates"][:64])
+    x = torch.from_numpy(arrays["x_test"][:5])
+    x = x.float() if kind == "features" else x[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        exported = torch.export.export(clf.to_torch(), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+        torch.export.save(exported, tmp_path / "m.pt2")
+    np.testing.assert_allclose(clf.to_torch()(x).numpy(), clf.predict_proba(arrays["x_test"][:5]), atol=1e-6)
+    np.save(tmp_path / "x.npy", x[:3].numpy())
+    program = (
+        "import sys, numpy, torch; folder = sys.argv[1]\n"
+        "p = torch.export.load(folder + '/m.pt2').module()(torch.from_numpy(numpy.load(folder + '/x.npy')))\n"
+        "assert not any(name.startswith('crosel') for name in sys.modules)\n"
+        "numpy.save(folder + '/p.npy', p.numpy())"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), clf.predict_proba(arrays["x_test"][:3]), atol=1e-6)
+
+
+def test_a_module_is_not_the_classifier_itself() -> None:
+    arrays = small_arrays(images=False)
+    clf = CroSelClassifier(epochs=1, batch_size=32).fit(arrays["x"], arrays["candidates"])
+    before = clf.predict_proba(arrays["x_test"])
+    for parameter in clf.to_torch().parameters():
+        parameter.data.zero_()
+    np.testing.assert_array_equal(clf.predict_proba(arrays["x_test"]), before)
+    with pytest.raises(NotFittedError):
+        CroSelClassifier().to_torch()
 
 
 def test_load_imports_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,15 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     # --- keeping ----------------------------------------------------------------------------------------------
 
+    def to_torch(self) -> nn.Module:
+        """The trained networks as one torch module, for `torch.export` and programs without crosel.
+
+        It takes features, float [n, d], or images as bytes, uint8 [n, channels, height, width], and gives what
+        `predict_proba` does: columns in the order of `classes_`.
+        """
+        check_is_fitted(self, "classes_")
+        return self._model.module()
+
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file. No pickle: `load` runs nothing that the file says."""
         check_is_fitted(self, "classes_")

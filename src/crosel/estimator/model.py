@@ -22,6 +22,7 @@ from crosel.data.dataset import Dataset
 from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.files import atomic_write
+from crosel.methods.base import Method
 from crosel.nets import NetworkFactory, UserFactory, bound_factory
 from crosel.session import Session, load_tensors
 from crosel.train import Row, predicted_probabilities
@@ -71,6 +72,15 @@ class FittedModel:
         result: NDArray[np.float32] = predicted_probabilities(session, x).float().numpy()
         return result
 
+    def module(self) -> nn.Module:
+        """Networks and normalisation as one module of its own, on the CPU."""
+        session = self._build(torch.device("cpu"))
+        self._fill(session)
+        module = Predictor(session.normalise, session.method).eval().requires_grad_(False)
+        # The layout that other programs expect.
+        module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return module
+
     def _build(self, device: torch.device) -> Session:
         """A session of the same networks for a training set of one blank example."""
         names = tuple(map(str, range(self.classes)))
@@ -85,15 +95,29 @@ class FittedModel:
         return build_session(config, data, device, network, trust_code=True)
 
     def _load(self, session: Session) -> None:
+        self._fill(session)
+        self._session = session
+
+    def _fill(self, session: Session) -> None:
         tensors = safetensors.torch.load(self.weights)
         own = session.method.state_dict()
         load_tensors(session.method, own | without_prefix("method", tensors))
         load_tensors(session.normalise, without_prefix("normalise", tensors))
-        self._session = session
 
     def __getstate__(self) -> dict[str, Any]:
         """Networks are rebuilt from the weights: a pickle holds no torch objects."""
         return {**self.__dict__, "_session": None}
+
+
+class Predictor(nn.Module):
+    """Raw inputs -> class probabilities, in plain torch."""
+
+    def __init__(self, normalise: nn.Module, method: Method) -> None:
+        super().__init__()
+        self.normalise, self.method = normalise, method
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.combine(self.method.outputs(self.normalise(x)).float())
 
 
 def _same_shape(prefix: str, bare: nn.Module, trained: nn.Module) -> dict[str, Tensor]:
