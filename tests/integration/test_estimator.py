@@ -226,6 +226,23 @@ def test_frame_columns_name_the_classes() -> None:
     assert of_numpy.classes_.dtype == clf.classes_.dtype
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), "", "  "])
+def test_a_frame_of_votes_makes_sets_of_what_anyone_chose(missing: Any) -> None:
+    x, labels, _ = problem(30)
+    names = np.array(["ant", "bee", "cow"], dtype=object)
+    votes = np.stack([names[labels], np.roll(names[labels], 1), names[labels]], axis=1)
+    votes[::3, 2] = missing
+    frame = Frame(votes, ["anna", "ben", "clara"])
+    sets = [sorted(set(row[:2])) for row in votes.tolist()]
+    clf, plain = small(epochs=1).fit(x, frame), small(epochs=1).fit(x, sets)
+    assert clf.classes_.tolist() == ["ant", "bee", "cow"]
+    np.testing.assert_array_equal(clf.predict_proba(x), plain.predict_proba(x))
+    assert clf.score(x, frame) == plain.score(x, sets)
+    votes[4] = missing
+    with pytest.raises(UserError, match="candidate set of example 4 is empty"):
+        small(epochs=1).fit(x, frame)
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_data_frames(library: str) -> None:
     if importlib.util.find_spec(library) is None:
@@ -241,6 +258,8 @@ def test_data_frames(library: str) -> None:
     np.testing.assert_array_equal(clf.predict_proba(inputs), plain.predict_proba(x))
     lists = frames.Series([[f"c{j}" for j in np.flatnonzero(row)] for row in sets])
     assert small(epochs=1).fit(inputs, lists).classes_.tolist() == ["c0", "c1", "c2"]
+    votes = frames.DataFrame({"anna": ["a", "b", "c"] * 10, "ben": ["a", None, "b"] * 10})
+    assert small(epochs=1).fit(inputs, votes).transduction_[1] == "b"
     labels = frames.Series(["b", "a", "c"] * 10)
     assert small(epochs=1).fit(inputs, labels).classes_.tolist() == ["a", "b", "c"]
 
@@ -310,6 +329,7 @@ SETS4 = np.array([[1, 0], [1, 1], [0, 1], [1, 1]])
         (X4, [[float("nan")], ["b"], ["a"], ["b"]], "example 0 has a missing label"),
         (X4, [[[1]], [[2]], [[1]], [[2]]], "example 0 has a label that is not hashable"),
         (X4, ["a", None, "b", "a"], "example 1 has a missing label"),
+        (X4, [["a"], ["b", ""], ["a"], ["b"]], "example 1 has an empty text for a label"),
         (X4, [0.0, np.nan, 1.0, 1.0], "NaN or infinity at example 1"),
         (X4, [0.1, 0.2, 1.0, 1.0], "continuous"),
         (X4, "abab", "got str"),

@@ -142,8 +142,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         X : features [n, d], or images [n, h, w] or [n, h, w, c]: bytes, or floats in 0..1 or 0..255 (which of the
             two is decided here, once, for `predict` as well). numpy, lists, tensors, pandas or polars frames.
         y : candidate sets, also by the name `candidates`: a bool or 0/1 matrix [n, k], a frame of that kind with
-            the classes as column names, or a list of label lists or sets. A one-dimensional list of labels means
-            sets of one.
+            the classes as column names, a frame of words with a column for each annotator (the set is what anyone
+            chose; empty cells are no votes), or a list of label lists or sets. A one-dimensional list of labels
+            means sets of one.
         """
         if y is not None and candidates is not None:
             raise UserError("candidate sets were given twice, as y and as candidates; give them once")

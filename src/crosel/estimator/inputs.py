@@ -100,7 +100,9 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     if issparse(given):
         given = given.toarray()
     if hasattr(given, "columns") and len(given.columns) > 1:  # pandas or polars
-        return _from_matrix(np.asarray(given.to_numpy()), known, label_array([_plain(name) for name in given.columns]))
+        values = np.asarray(given.to_numpy())
+        if not _holds_words(values):
+            return _from_matrix(values, known, label_array([_plain(name) for name in given.columns]))
     rows = _rows(given)
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
         return _from_matrix(rows, known, np.arange(rows.shape[1]))
@@ -135,6 +137,8 @@ def _rows(given: Any) -> Array | list[list[Any]]:
         raise UserError("fit requires y to be passed, but the target y is None; give candidate sets or labels")
     if hasattr(given, "columns"):
         given = np.asarray(given.to_numpy())
+        if given.ndim == 2 and given.shape[1] > 1 and _holds_words(given):
+            return _votes(given)
     elif hasattr(given, "to_list"):  # a pandas or polars series
         given = given.to_list()
     elif not isinstance(given, np.ndarray) and hasattr(given, "__array__"):
@@ -156,6 +160,16 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     if not _holds_sets(items):
         return _object_array(items) if _mixed(items) else np.asarray(items)
     return _label_lists(items)
+
+
+def _holds_words(values: Array) -> bool:
+    return values.dtype.kind in "US" or (values.dtype == object and any(isinstance(v, str) for v in values.flat))
+
+
+def _votes(values: Array) -> list[list[Any]]:
+    """A frame with one column for each annotator -> what anyone chose; who did not vote left the cell empty."""
+    rows = ([_plain(v) for v in row if not _is_missing(v) and str(v).strip()] for row in values.tolist())
+    return [list(dict.fromkeys(row)) for row in rows]
 
 
 def _ravel(array: Array) -> Array:
@@ -278,7 +292,11 @@ def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateS
         except TypeError:
             raise UserError(f"candidates: example {position} has a label that is not hashable: {row!r}") from None
         if any(map(_is_missing, row)):
-            raise UserError(f"candidates: example {position} has a missing label (None or NaN)")
+            raise UserError(
+                f"candidates: example {position} has a missing label (None or NaN); leave it out of the set"
+            )
+        if "" in row:
+            raise UserError(f"candidates: example {position} has an empty text for a label; leave it out of the set")
     classes = label_array(_in_order(found)) if known is None else known
     column = {label: j for j, label in enumerate(classes.tolist())}
     matrix = np.zeros((len(rows), len(classes)), bool)
