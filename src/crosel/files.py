@@ -17,9 +17,9 @@ TEMPORARY = ".writing-"
 _REMEDIES = {
     errno.ENOSPC: "no space left on the device; free some and try again (a run goes on with --resume)",
     errno.EDQUOT: "the disk quota is used up; free some space and try again (a run goes on with --resume)",
-    errno.EACCES: "no permission to write here; choose another place with --out",
-    errno.EPERM: "no permission to write here; choose another place with --out",
-    errno.EROFS: "this file system is read-only; choose another place with --out",
+    errno.EACCES: "no permission to write here; {elsewhere}",
+    errno.EPERM: "no permission to write here; {elsewhere}",
+    errno.EROFS: "this file system is read-only; {elsewhere}",
     errno.ENOTDIR: "a part of this path is a file, not a folder",
     errno.EISDIR: "this is a folder; a file name is needed",
     errno.ENOENT: "the folder is not there, or was removed",
@@ -29,15 +29,18 @@ _REMEDIES = {
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn whatever a disk says no to into one clear line about `path`, the file that is meant."""
+def disk_errors(path: Path, elsewhere: str = "choose another place with --out") -> Iterator[None]:
+    """Turn whatever a disk says no to into one clear line about `path`, the file that is meant.
+
+    `elsewhere` says what to do where nothing may be written.
+    """
     try:
         yield
     except OSError as error:
         if error.errno is None:
             raise
         remedy = _REMEDIES.get(error.errno, f"cannot be written ({error.strerror or error})")
-        raise UserError(f"{path}: {remedy}") from None
+        raise UserError(f"{path}: {remedy.replace('{elsewhere}', elsewhere)}") from None
 
 
 def keep_apart(out: Path, *sources: Path | str | None) -> None:

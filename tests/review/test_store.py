@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -155,6 +156,20 @@ def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path, monkeypatch: py
     assert state(again.decisions) == {0: Decision("accept", 0), 2: Decision("skip")}
     assert again.passed_over == PassedOver(torn=[2])
     again.close()
+
+
+def test_a_run_that_cannot_be_written_to_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_read_only(*_: Any) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    path = tmp_path / "review.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_read_only)
+        with pytest.raises(UserError) as told:
+            DecisionLog(path, ["a"], ["cat"])
+    assert str(told.value) == (
+        f"{path}: this file system is read-only; decisions are kept in the run folder: review a copy of it elsewhere"
+    )
 
 
 def test_a_second_review_of_the_same_run_is_told(tmp_path: Path) -> None:

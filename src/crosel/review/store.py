@@ -153,7 +153,7 @@ class DecisionLog:
         self.path = path
         self._ids, self._classes = ids, classes
         self._lock = threading.Lock()
-        with disk_errors(path):
+        with disk_errors(path, elsewhere="decisions are kept in the run folder: review a copy of it elsewhere"):
             new = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         try:
