@@ -85,7 +85,7 @@ def assert_same(one, other) -> None:
         a, b = getattr(one, name), getattr(other, name)
         assert (a is None) == (b is None), name
         assert a is None or (np.array_equal(a, b) and a.dtype == b.dtype), name
-    for name in ("classes", "ids", "groups", "mean", "std", "flips"):
+    for name in ("classes", "ids", "groups", "mean", "std", "flips", "columns"):
         assert getattr(one, name) == getattr(other, name), name
 
 
@@ -99,6 +99,16 @@ def test_everything_survives_the_file(tmp_path):
     )  # fmt: skip
     write_npz(data, tmp_path / "d.npz")
     assert_same(read(tmp_path / "d.npz"), data)
+
+
+def test_names_of_features_survive_the_file(tmp_path):
+    rows = put(tmp_path / "rows.csv", "candidates,length,width\na|b,1,2\nb,3,4\n")
+    convert(str(rows), tmp_path / "d.npz")
+    assert_same(read(tmp_path / "d.npz"), read(rows))
+    assert read(tmp_path / "d.npz").columns == ("length", "width")
+    np.savez(tmp_path / "e.npz", x=np.zeros((2, 3)), y=[0, 1], columns=["u", "v"])
+    with pytest.raises(UserError, match="'columns' has 2 names, which is not one for each feature"):
+        read(tmp_path / "e.npz")
 
 
 def test_convert_is_what_training_on_the_source_sees(tmp_path):

@@ -138,7 +138,7 @@ def test_a_folder_without_its_bad_images(tmp_path):
     assert data.ids == ("train/cat/1.png", "train/dog/1.png")
     assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [0])
     (note,) = data.notes
-    assert note.startswith(f"images that cannot be read, left out: 2 ({tmp_path / 'train' / 'cat' / '0.png'}: ")
+    assert note.startswith(f"inputs that cannot be read, left out: 2 ({tmp_path / 'train' / 'cat' / '0.png'}: ")
 
 
 # --- a folder for each class ---------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_bad_rows_are_left_out_where_that_is_asked_for(tmp_path, ending):
     empty, again, images = data.notes
     assert empty == f"rows with an empty set, left out: 1 ({path}, line {first_line + 2})"
     assert again == f"rows with the path or id of an earlier one, left out: 1 ({path}, line {first_line + 4})"
-    assert images.startswith(f"images that cannot be read, left out: 2 ({path}, line {first_line + 1}, column 'path'")
+    assert images.startswith(f"inputs that cannot be read, left out: 2 ({path}, line {first_line + 1}, column 'path'")
     assert refused(path).endswith(
         "an empty set; give it at least one label, or leave such rows out: --set data.skip_bad=true"
     )

@@ -150,6 +150,26 @@ def test_names_of_features_come_with_the_votes(tmp_path, features):
     assert read(put(tmp_path / "scores.csv", "id,cat,dog\nt1,0.5,0.5\n"), inputs=features).columns == ("f", "g")
 
 
+def test_examples_without_inputs_are_left_out_where_that_is_asked_for(tmp_path, features):
+    votes = put(tmp_path / "votes.csv", long_csv() + "t7,ann,cat\n")
+    data = read(votes, inputs=features, skip_bad=True)
+    assert (counted(data), data.x.tolist()) == (EXPECTED, [[1, 2], [3, 4]])
+    assert data.notes == (f"inputs that cannot be read, left out: 1 ({votes}, line 7, column 'task': {features} has no "
+                          "inputs for id 't7')",)  # fmt: skip
+    picture(tmp_path / "img" / "t2.png")
+    put(tmp_path / "img" / "t1.png", "no picture")
+    folder = str(tmp_path / "img")
+    assert "t1.png: not an image that Pillow can read" in refused(put(votes, long_csv()), inputs=folder)
+    data = read(votes, inputs=folder, skip_bad=True)
+    assert (data.ids, counted(data)) == (("t2",), {("t2", "dog"): 2})
+    none = put(tmp_path / "none.csv", "id,f\nt9,1\n")
+    assert "has no inputs for id 't1'" in refused(votes, inputs=str(none), skip_bad=True)
+    np.savez(tmp_path / "s.npz", scores=np.eye(2), ids=["t1", "t7"])
+    assert "has no inputs for id 't7'" in refused(tmp_path / "s.npz", inputs=features, skip_bad=True)
+    np.savez(tmp_path / "s.npz", scores=np.eye(2), ids=["t1", "t2"])
+    assert read(tmp_path / "s.npz", inputs=features).columns == ("f", "g")
+
+
 def test_repeated_votes_and_bad_images_are_left_out_where_that_is_asked_for(tmp_path):
     picture(tmp_path / "t1.png")
     text = long_csv("path,worker,label") + "t1,ann,cat\n"
@@ -158,7 +178,7 @@ def test_repeated_votes_and_bad_images_are_left_out_where_that_is_asked_for(tmp_
     assert counted(data) == {("t1.png", "cat"): 2, ("t1.png", "dog"): 1}
     again, images = data.notes
     assert again == "votes that were given before, left out: 1"
-    assert images.startswith(f"images that cannot be read, left out: 1 ({path}, line 3, column 'path'")
+    assert images.startswith(f"inputs that cannot be read, left out: 1 ({path}, line 3, column 'path'")
 
 
 def test_a_tick_of_several_labels_is_a_vote_for_each(tmp_path, features):

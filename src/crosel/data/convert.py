@@ -27,6 +27,7 @@ def write_npz(data: Dataset, out: Path) -> None:
         "x": _outside(data.x), "candidates": data.candidates, "classes": np.array(data.classes), "y": data.y,
         "x_test": None if data.x_test is None else _outside(data.x_test), "y_test": data.y_test,
         "ids": None if data.ids is None else np.array(data.ids), "weights": data.weights,
+        "columns": None if data.columns is None else np.array(data.columns),
         "groups": None if data.groups is None else np.array(data.groups),
         "mean": None if data.mean is None else np.array(data.mean),
         "std": None if data.std is None else np.array(data.std), "flips": np.array(data.flips),

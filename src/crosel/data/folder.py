@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.images import bad_images_note, read_images
+from crosel.data.images import bad_inputs_note, read_images
 from crosel.data.inputs import list_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
@@ -55,5 +55,5 @@ def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None 
         x[:n][keep], y=[y[row] for row in keep], x_test=x[n:][keep_test] if keep_test else None,
         y_test=[y_test[row] for row in keep_test] or None, classes=vocabulary.classes,
         ids=[train[0][row].relative_to(folder).as_posix() for row in keep], place=str(folder),
-        notes=tuple(bad_images_note(bad)),
+        notes=tuple(bad_inputs_note(bad)),
     )  # fmt: skip

@@ -131,8 +131,8 @@ def read_images(
     return out
 
 
-def bad_images_note(bad: dict[int, str]) -> list[str]:
-    return [f"images that cannot be read, left out: {len(bad)} ({bad[min(bad)]})"] if bad else []
+def bad_inputs_note(bad: dict[int, str]) -> list[str]:
+    return [f"inputs that cannot be read, left out: {len(bad)} ({bad[min(bad)]})"] if bad else []
 
 
 def _decode_all(

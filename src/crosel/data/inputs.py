@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from crosel.data.dataset import Array, Dataset, only_rows
-from crosel.data.images import SUFFIXES, bad_images_note, read_images
+from crosel.data.images import SUFFIXES, bad_inputs_note, read_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
@@ -51,8 +51,11 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
         images = list_images(path)
         if not images:
             raise UserError(f"{path}: there are no images in this folder")
-        ids = tuple(image.relative_to(path).as_posix() for image in images)
-        return Inputs(read_images(images, settings, None, path, progress), ids)
+        bad: dict[int, str] = {}
+        x = read_images(images, settings, None, path, progress, bad)
+        good = [row for row in range(len(images)) if row not in bad]
+        ids = tuple(images[row].relative_to(path).as_posix() for row in good)
+        return Inputs(x[good] if bad else x, ids)
     if not path.exists():
         raise UserError(f"{path}: no such file")
     check_plain(path)
@@ -121,11 +124,11 @@ def join_inputs(
 
 
 def without_bad(data: Dataset, inputs: Inputs) -> Dataset:
-    """The data without the examples whose image cannot be read; a note counts them."""
+    """The data without the examples whose inputs are not there or cannot be read; a note counts them."""
     if not inputs.bad:
         return data
     good = np.array([row for row in range(data.n) if row not in inputs.bad])
-    return replace(only_rows(data, good), notes=(*data.notes, *bad_images_note(dict(inputs.bad))))
+    return replace(only_rows(data, good), notes=(*data.notes, *bad_inputs_note(dict(inputs.bad))))
 
 
 def _joined(
@@ -140,10 +143,13 @@ def _joined(
         times = Counter(stems)
         index = {stem: row for row, stem in enumerate(stems) if times[stem] == 1} | index
     rows = []
+    bad: dict[int, str] = {}
     for at, name in enumerate(names):
         if name not in index:
-            raise UserError(f"{place(at)}: {path} has no inputs for id {shown(name)}")
-        rows.append(index[name])
+            bad[at] = f"{place(at)}: {path} has no inputs for id {shown(name)}"
+            if not settings.skip_bad or len(bad) == len(names):
+                raise UserError(next(iter(bad.values())))
+        rows.append(index.get(name, 0))  # a bad one is left out in the end
     chosen = np.array(rows, dtype=np.int64)
     labels = None if inputs.labels is None else tuple(inputs.labels[row] for row in rows)
-    return Inputs(inputs.x[chosen], tuple(names), labels, inputs.x_test, inputs.labels_test, inputs.columns)
+    return Inputs(inputs.x[chosen], tuple(names), labels, inputs.x_test, inputs.labels_test, inputs.columns, bad)

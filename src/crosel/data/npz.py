@@ -23,7 +23,7 @@ from crosel.limits import check_bytes, one_line
 
 FIELDS = (
     "x", "candidates", "y", "x_test", "y_test", "classes", "ids", "votes", "scores", "weights", "groups", "mean", "std",
-    "flips",
+    "flips", "columns",
 )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _numbered(arrays: dict[str, Any], classes: list[str] | None, path: Path) -> 
 
 
 def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What is known of the images: superclasses, normalisation, whether mirroring is harmless."""
+    """What is known of the inputs: superclasses, normalisation, whether mirroring is harmless, names of features."""
     out: dict[str, Any] = {}
     for name, kind in (("groups", np.integer), ("mean", np.floating), ("std", np.floating)):
         values = arrays.pop(name, None)
@@ -134,7 +134,8 @@ def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
         if flips.shape != () or flips.dtype != bool:
             raise UserError(f"{path}: 'flips' must be one true or false")
         out["flips"] = bool(flips)
-    return out
+    columns = _names(arrays, "columns", path)
+    return out if columns is None else {**out, "columns": tuple(columns)}
 
 
 def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImages | None = None) -> Dataset:
@@ -143,9 +144,11 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImage
     classes = _numbered(arrays, classes, path)
     if "x" not in arrays:
         arrays = _with_inputs(arrays, classes, ids, path, settings, progress)
-    data = make_dataset(**arrays, classes=classes, ids=ids, place=str(path), **hints)
+    data = make_dataset(**{**hints, **arrays}, classes=classes, ids=ids, place=str(path))
     if data.groups is not None and len(data.groups) != len(data.classes):
         raise UserError(f"{path}: 'groups' has {len(data.groups)} entries for {len(data.classes)} classes")
+    if data.columns is not None and (data.is_image or len(data.columns) != data.shape[0]):
+        raise UserError(f"{path}: 'columns' has {len(data.columns)} names, which is not one for each feature")
     channels = data.shape[0]
     for name, values in (("mean", data.mean), ("std", data.std)):
         if values is not None and (len(values) != channels or (name == "std" and min(values) <= 0)):
@@ -165,6 +168,10 @@ def _with_inputs(
         raise UserError(f"{path}: votes and scores must be tables [n, k], not of shape {raw.shape}")
     names = ids or [str(row) for row in range(len(raw))]
     joined = join_inputs(names, lambda row: f"{path}, row {row}", path, settings, progress)
+    if joined.bad:
+        raise UserError(joined.bad[min(joined.bad)])
+    if joined.columns is not None:
+        arrays["columns"] = joined.columns
     vocabulary = Vocabulary((), classes or [str(i) for i in range(raw.shape[1])])
     try:
         if joined.labels is not None and "y" not in arrays:

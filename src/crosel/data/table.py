@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array, Dataset, make_dataset
-from crosel.data.images import bad_images_note, read_images
+from crosel.data.images import bad_inputs_note, read_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
     Vocabulary,
@@ -298,7 +298,7 @@ def _usable(table: Table, settings: DataSettings, progress: OnImages | None, not
     bad: dict[int, str] = {}
     table = table.take(rows)
     x = table_inputs(table, settings, progress, bad)
-    notes += bad_images_note(bad)
+    notes += bad_inputs_note(bad)
     good = [row for row in range(table.n) if row not in bad]
     return (table.take(good), x[good]) if bad else (table, x)
 
