@@ -24,8 +24,8 @@ app = typer.Typer(
 )  # fmt: skip
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Trust = Annotated[bool, typer.Option("--trust-code", help="allow network.name=module:factory to import code")]
-data_app = typer.Typer(rich_markup_mode=None, help="Published datasets.")
+Trust = Annotated[bool, typer.Option("--trust-code", help="let network.name=module:factory import your code")]
+data_app = typer.Typer(rich_markup_mode=None, help="Download published datasets.")
 app.add_typer(data_app, name="data")
 DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
 
@@ -41,7 +41,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def crosel(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and end")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     pass  # only there for its option
@@ -52,7 +52,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder for the demo's runs and report")] = Path("demo-run"),
     device: Device = "cpu",
 ) -> None:
-    """Train CroSel and CC on scikit-learn's digits with candidate sets, and compare them."""
+    """Train CroSel and CC on handwritten digits, and compare them."""
     from crosel.commands.demo import run_demo
 
     run_demo(out, device)
@@ -63,25 +63,29 @@ def train(
     source: Annotated[
         str | None, typer.Argument(help="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="method to train by; `crosel info` lists them")] = None,
-    preset: Annotated[str | None, typer.Option(help="settings that come with crosel, such as demo/digits")] = None,
+    method: Annotated[str | None, typer.Option(help="method to train with; `crosel info` lists them")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="settings that come with crosel, such as demo/digits; `crosel info` lists them")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, such as train.epochs=20; may be repeated")
     ] = None,
-    candidates: Annotated[str | None, typer.Option(help="rule that draws sets, such as uniform:q=0.3")] = None,
+    candidates: Annotated[
+        str | None, typer.Option(help="rule that makes candidate sets, such as uniform:q=0.3")
+    ] = None,
     data: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="run folder; default runs/SOURCE-METHOD-SEED")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
-    seed: Annotated[int | None, typer.Option(help="decides sets, weights and all draws")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    seed: Annotated[int | None, typer.Option(help="seed of candidate sets, weights and all other draws")] = None,
     corrections: Annotated[Path | None, typer.Option(help="known labels from a review (csv or jsonl)")] = None,
     logger: Annotated[
-        list[str] | None, typer.Option(help="metrics also to tensorboard or wandb; may be repeated")
+        list[str] | None, typer.Option(help="also send metrics to tensorboard or wandb; may be repeated")
     ] = None,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
-    """Train one run into a run folder. Under torchrun, several processes share the work."""
+    """Train a classifier and write a run folder. Under torchrun, several processes share the work."""
     from crosel.config import RunConfig, build_config
     from crosel.console import Console
     from crosel.devices import pick_device
@@ -128,7 +132,7 @@ def eval(
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
-    """Accuracy and the rest, of a run on its own test set or on another source."""
+    """Measure a run on its own test set, or on another source."""
     from crosel.commands.evaluate import evaluate_run
     from crosel.devices import pick_device
 
@@ -146,11 +150,11 @@ def predict(
     run: Annotated[Path, typer.Argument(help="run folder")],
     input: Annotated[Path, typer.Argument(help="image, folder of images, or a csv, jsonl, npz or mat file")],
     out: Annotated[Path, typer.Option(help="csv or jsonl file to write")],
-    top: Annotated[int, typer.Option(min=1, help="how many labels to give for each example")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="number of labels to give for each example")] = 1,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
-    """Labels and probabilities for new data."""
+    """Predict labels and probabilities for new data."""
     from crosel.commands.predict import predict_file
     from crosel.console import Console
     from crosel.devices import pick_device
@@ -166,26 +170,30 @@ def predict(
 @app.command()
 def labels(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    out: Annotated[Path, typer.Option(help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) to write")],
+    out: Annotated[Path, typer.Option(help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) file to write")],
     outside_gamma: Annotated[
         float | None,
-        typer.Option(help="confidence that the flag `outside` asks for, at most γ; default: the run's own"),
+        typer.Option(help="confidence needed for the flag `outside`, at most γ; default: the run's own"),
     ] = None,
     only_outside: Annotated[
-        bool, typer.Option("--only-outside", help="only labels that the sets seem to miss, for train --corrections")
+        bool,
+        typer.Option("--only-outside", help="write only labels that the sets seem to miss, for train --corrections"),
     ] = False,
     doubtful_first: Annotated[
-        bool, typer.Option("--doubtful-first", help="the least confident labels on top, not in the order of the data")
+        bool,
+        typer.Option("--doubtful-first", help="put the least confident labels first, instead of the order of the data"),
     ] = False,
-    from_name: Annotated[str, typer.Option(help="Label Studio: name of the choices")] = "label",
-    to_name: Annotated[str, typer.Option(help="Label Studio: name of what they are about")] = "image",
-    data_key: Annotated[str, typer.Option(help="Label Studio: field of a task's data for our id")] = "image",
-    tasks: Annotated[Path | None, typer.Option(help="Label Studio: the project's JSON export, carried over")] = None,
+    from_name: Annotated[str, typer.Option(help="Label Studio: name of the choices tag")] = "label",
+    to_name: Annotated[str, typer.Option(help="Label Studio: name of the tag they label")] = "image",
+    data_key: Annotated[str, typer.Option(help="Label Studio: field of a task's data that holds the id")] = "image",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Label Studio: the project's JSON export, to keep its task ids and data")
+    ] = None,
     data: DataDir = None,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
-    """The training set's labels, cleaned."""
+    """Write the cleaned labels of the training set."""
     from crosel.devices import pick_device
     from crosel.files import keep_apart
     from crosel.labels import LabelStudio, label_table, write_labels, write_outside
@@ -211,8 +219,10 @@ def labels(
 def candidates(
     source: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")],
     out: Annotated[Path, typer.Option(help="npz file to write")],
-    rule: Annotated[str | None, typer.Option(help="rule that makes sets, such as votes:min=2 or uniform:q=0.3")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="decides what a rule draws")] = 0,
+    rule: Annotated[
+        str | None, typer.Option(help="rule that makes candidate sets, such as votes:min=2 or uniform:q=0.3")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="seed of what the rule draws")] = 0,
     data: DataDir = None,
     inputs: Annotated[Path | None, typer.Option(help="file or folder with the inputs of votes or scores")] = None,
     set_: Annotated[
@@ -220,7 +230,7 @@ def candidates(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object")] = False,
 ) -> None:
-    """Turn any input into one native file, with a summary of its candidate sets."""
+    """Convert data to an npz file, and summarise its sets."""
     from crosel.config import build_config
     from crosel.console import Console
     from crosel.data.convert import convert
@@ -237,10 +247,10 @@ def candidates(
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100 or svhn")],
-    to: Annotated[Path, typer.Option(help="folder to put it in, for --data")],
-    mirror: Annotated[str | None, typer.Option(help="address with the same files; default CROSEL_MIRROR")] = None,
+    to: Annotated[Path, typer.Option(help="folder to write to; pass it to other commands as --data")],
+    mirror: Annotated[str | None, typer.Option(help="address with the same files; default: $CROSEL_MIRROR")] = None,
 ) -> None:
-    """Download a published dataset: checked, and resumed where it broke off."""
+    """Download a published dataset. Files are verified, and broken downloads are resumed."""
     from crosel.console import Console
     from crosel.data.download import get
 
@@ -258,7 +268,7 @@ def report(
     out: Annotated[Path, typer.Option(help="html file to write")],
     plots: Annotated[Path | None, typer.Option(help="folder for the charts as SVG and PNG; default: none")] = None,
 ) -> None:
-    """Curves, confusion, calibration and galleries of one or more runs in one self-contained page."""
+    """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
     from crosel.report import write_report
     from crosel.run import RunFolder
 
@@ -275,22 +285,22 @@ def report(
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="name of a suite (`crosel bench list` names them), or a YAML file")],
+    suite: Annotated[str, typer.Argument(help="name of a suite (`crosel bench list` lists them), or a YAML file")],
     out: Annotated[Path | None, typer.Option(help="folder for the runs; default bench/SUITE")] = None,
-    on: Annotated[str, typer.Option(help="where cells run: local or ray")] = "local",
-    seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds, instead of the suite's own")] = None,
+    on: Annotated[str, typer.Option(help="where to run cells: local or ray")] = "local",
+    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, instead of the suite's own")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="only cells whose names match, as in '*-seed0'; may be repeated"),
+        typer.Option(metavar="PATTERN", help="run only cells whose names match, as in '*-seed0'; may be repeated"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once; on Ray, how many share a GPU")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="number of runs at once; on Ray, the number that share a GPU")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
     data: DataDir = None,
-    list_: Annotated[bool, typer.Option("--list", help="show the cells and where they stand, and run nothing")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="show the cells and their state; run nothing")] = False,
     oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
     device: Device = "auto",
 ) -> None:
-    """Run the cells of a suite, or its search; what is done is skipped, what broke goes on."""
+    """Run the cells of a suite, or its search. Finished cells are skipped, interrupted ones are resumed."""
     from crosel.bench.command import bench_command
 
     ended_well = bench_command(
@@ -303,11 +313,11 @@ def bench(
 
 @app.command()
 def tables(
-    folders: Annotated[list[Path], typer.Argument(help="folders with runs in them, at any depth")],
-    format_: Annotated[str | None, typer.Option("--format", help="markdown, csv or latex; default by --out")] = None,
+    folders: Annotated[list[Path], typer.Argument(help="folders that contain runs, at any depth")],
+    format_: Annotated[str | None, typer.Option("--format", help="markdown, csv or latex; default: by --out")] = None,
     out: Annotated[Path | None, typer.Option(help="file to write (.md, .csv, .tex) instead of the screen")] = None,
 ) -> None:
-    """Mean and deviation over seeds, beside the paper's figures."""
+    """Compare runs with the paper's figures. The tables show mean and deviation over seeds."""
     from crosel.tables import tables_command
 
     tables_command(folders, format_, out, typer.echo)
@@ -316,11 +326,11 @@ def tables(
 @app.command()
 def review(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    port: Annotated[int, typer.Option(help="port on 127.0.0.1; 0: any that is free")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
-    export: Annotated[Path | None, typer.Option(help="write the decisions to this csv, and show no page")] = None,
+    port: Annotated[int, typer.Option(help="port on 127.0.0.1; 0: any free port")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="print the address, and open no browser")] = False,
+    export: Annotated[Path | None, typer.Option(help="write the decisions to this csv, and open no page")] = None,
 ) -> None:
-    """A local web page to look through and correct labels."""
+    """Open a local web page to look through and correct labels."""
     from crosel.review import export_corrections, serve_review
 
     if export is None:
@@ -333,7 +343,7 @@ def review(
 
 @app.command()
 def info() -> None:
-    """Versions, devices, methods, presets."""
+    """Show versions, devices, methods and presets."""
     from crosel.commands.info import info_lines
 
     for line in info_lines():
