@@ -232,6 +232,16 @@ def test_skipping_leaves_good_rows_alone_and_all_bad_ones_are_an_error(tmp_path)
     assert (features.ids, features.x.tolist()) == (("1", "2"), [[1.0], [3.0]])
 
 
+def test_rows_without_a_name_keep_their_numbers_when_others_are_left_out(tmp_path):
+    rows = "f,candidates,label,split\n0,x,x,\n1,,x,\n9,,x,test\n2,y,x,\n3,[],x,\n4,x|y,x,\n"
+    data = read(put(tmp_path / "d.csv", rows), skip_bad=True)
+    assert data.x[:, 0].tolist() == [0, 2, 4]
+    assert [data.example_id(row) for row in range(data.n)] == ["0", "2", "4"]
+    filled = read(put(tmp_path / "d.csv", rows.replace(",,x,\n", ",y,x,\n").replace("[]", "y")))
+    assert [filled.example_id(row) for row in (0, 2, 4)] == ["0", "2", "4"]  # the numbers that they have in any case
+    assert filled.x[[0, 2, 4], 0].tolist() == [0, 2, 4]
+
+
 def test_a_path_that_starts_elsewhere_says_which_setting_helps(tmp_path):
     picture(tmp_path / "photos" / "a.png")
     path = put(tmp_path / "d.csv", "path,label\na.png,x\n")

@@ -119,7 +119,66 @@ def test_wide_votes_with_features_beside(tmp_path, names):
     assert counted(data) == {("t1", "cat"): 1, ("t1", "dog"): 1, ("t2", "dog"): 1}
     assert (data.x.tolist(), data.columns) == ([[1, 2], [3, 4]], ("f", "g"))
     quoted = ", ".join(repr(name) for name in names.split(","))
-    assert data.notes == ("examples without a vote, left out: 1", f"votes: {quoted}; features: 2 other columns")
+    assert data.notes == ("examples without a vote, left out: 1", f"votes: {quoted}; features: 'f', 'g'")
+
+
+def test_numbers_of_named_annotators_are_votes_and_numbers_beside_them_features(tmp_path):
+    rows = "id,f,annotator_1,annotator_2\na,1.5,0,1\nb,0,1,\n"
+    data = read(put(tmp_path / "v.csv", rows))
+    assert counted(data) == {("a", "0"): 1, ("a", "1"): 1, ("b", "1"): 1}
+    assert (data.columns, data.x.tolist()) == (("f",), [[1.5], [0.0]])
+    classes = read(put(tmp_path / "scores.csv", "path,reader,writer\na.png,0.2,0.8\n"), inputs=str(put_x(tmp_path)))
+    assert classes.classes == ("reader", "writer")
+    assert classes.scores is not None
+
+
+def put_x(tmp_path: Path) -> Path:
+    return put(tmp_path / "xs.csv", "id,f\na.png,1\nt1,1\nt2,2\nt3,3\n")
+
+
+def test_numbers_beside_votes_that_are_numbers_are_no_features_by_chance(tmp_path):
+    inputs = str(put_x(tmp_path))
+    path = put(tmp_path / "v.csv", "id,anna,ben\nt1,1|7,1\nt2,3,3\nt3,1,7\n")  # ben never ticked two
+    assert counted(read(path, inputs=inputs))[("t3", "7")] == 1
+    for other in ("5", "1.5"):
+        path = put(tmp_path / "v.csv", f"id,anna,ben\nt1,1|7,1\nt2,3,{other}\n")
+        assert "line 1: 'ben' may hold votes or a feature" in refused(path)
+        assert "line 1: 'ben' may hold votes or a feature" in refused(path, inputs=inputs)
+    assert read(path, annotators=("anna",)).columns == ("ben",)
+    spoilt = put(tmp_path / "s.csv", "id,height,width,anna\nt1,1.5,2,cat\nt2,n/a,3,dog\n")
+    assert "'width' may hold votes or a feature" in refused(spoilt)
+
+
+def test_an_empty_list_is_no_vote(tmp_path):
+    assert read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,[],dog\nb,2,cat,[]\n")).classes == ("cat", "dog")
+    assert "an empty set" in refused(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\n"))
+
+
+@pytest.mark.parametrize("header", ["id,anna,ben,f,split,truth", "id,worker,label,f,split,truth"])
+def test_rows_for_testing_among_votes_are_not_trained_on(tmp_path, header):
+    path = put(tmp_path / "v.csv", f"{header}\na,cat,dog,1,train,cat\nb,cat,dog,2,test,dog\n")
+    assert "line 3, column 'split': votes and scores are for training" in refused(path)
+    assert read(put(path, f"{header}\na,cat,dog,1,train,cat\nb,cat,dog,2,,dog\n")).n == 2
+
+
+def test_a_weight_beside_votes_is_not_passed_over(tmp_path):
+    path = put(tmp_path / "v.csv", "id,height,weight,anna\na,1,2,cat\nb,3,4,dog\n")
+    assert "votes have no 'weight' beside them; if it is a feature, rename it" in refused(path, annotators=("anna",))
+
+
+def test_repeated_rows_of_wide_votes_and_scores_are_left_out_where_that_is_asked_for(tmp_path):
+    votes = put(tmp_path / "v.csv", "id,f,anna\na,1,cat\na,2,dog\nb,3,dog\n")
+    assert "id 'a' was given in line 2" in refused(votes)
+    data = read(votes, skip_bad=True)
+    assert (data.ids, data.x.tolist(), counted(data)) == (
+        ("a", "b"), [[1.0], [3.0]], {("a", "cat"): 1, ("b", "dog"): 1},
+    )  # fmt: skip
+    note = f"rows with the path or id of an earlier one, left out: 1 ({votes}, line 3)"
+    assert note in data.notes
+    scores = put(tmp_path / "s.csv", "id,cat,dog\nt1,0.1,0.9\nt1,0.2,0.8\nt2,0.3,0.7\n")
+    data = read(scores, skip_bad=True, inputs=str(put_x(tmp_path)))
+    assert (data.ids, data.scores[1].tolist()) == (("t1", "t2"), pytest.approx([0.3, 0.7]))
+    assert data.notes == (f"rows with the path or id of an earlier one, left out: 1 ({scores}, line 3)",)
 
 
 def test_annotators_by_name(tmp_path, features):
@@ -140,6 +199,15 @@ def test_numbers_beside_votes_on_images_are_no_votes(tmp_path):
     assert counted(data) == {("a.png", "cat"): 1, ("a.png", "dog"): 1}
     assert data.is_image
     assert data.notes == ("votes: 'anna', 'ben'",)
+
+
+def test_names_of_features_come_with_npz_inputs(tmp_path):
+    votes = put(tmp_path / "v.csv", long_csv())
+    arrays = {"x": np.arange(4.0).reshape(2, 2), "ids": np.array(["t1", "t2"])}
+    np.savez(tmp_path / "x.npz", **arrays, columns=np.array(["f", "g"]))
+    assert read(votes, inputs=str(tmp_path / "x.npz")).columns == ("f", "g")
+    np.savez(tmp_path / "x.npz", **arrays, columns=np.array(["f"]))
+    assert "'columns' has 1 names" in refused(votes, inputs=str(tmp_path / "x.npz"))
 
 
 def test_names_of_features_come_with_the_votes(tmp_path, features):

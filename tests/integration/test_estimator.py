@@ -30,6 +30,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from crosel import CroSelClassifier, PartialLabelClassifier, UserError
 from crosel.estimator import History
+from crosel.estimator.inputs import read_candidates
 from crosel.methods import methods
 from crosel.methods.crosel import CroSelSettings
 
@@ -241,6 +242,26 @@ def test_a_frame_of_votes_makes_sets_of_what_anyone_chose(missing: Any) -> None:
     votes[4] = missing
     with pytest.raises(UserError, match="candidate set of example 4 is empty"):
         small(epochs=1).fit(x, frame)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"id": ["a", "b"], "cat": [0, 1], "dog": [1, 0]}, "column 'cat' holds 0, other columns hold words"),
+        ({"anna": ["a", 1], "ben": ["b", "b"]}, "column 'anna' holds 1, other columns hold words"),
+        ({"cat": ["0", "1"], "dog": ["1", "0"]}, "nothing but the texts 0 and 1 may be a matrix or votes"),
+    ],
+)
+def test_a_frame_that_may_be_a_matrix_is_not_taken_for_votes(columns: dict[str, list[Any]], says: str) -> None:
+    values = np.array(list(columns.values()), dtype=object).T
+    with pytest.raises(UserError, match=says):
+        small(epochs=1).fit(np.eye(2), Frame(values, list(columns)))
+
+
+def test_a_frame_with_sets_for_votes_is_told_of() -> None:
+    frame = Frame(np.array([["a|b", "b"], ["b", "a"]], dtype=object), ["anna", "ben"])
+    with pytest.warns(UserWarning, match=r"'a\|b' is taken for one label"):
+        assert read_candidates(frame).classes.tolist() == ["a", "a|b", "b"]
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -523,6 +544,28 @@ def test_as_a_module_for_programs_without_crosel(kind: str, tmp_path: Path) -> N
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
     np.testing.assert_allclose(np.load(tmp_path / "p.npy"), clf.predict_proba(arrays["x_test"][:3]), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["features", "grey", "colour", "floats"])
+@pytest.mark.parametrize("method", ["crosel", "pico"])
+def test_a_module_gives_what_predict_proba_does(kind: str, method: str) -> None:
+    rng = np.random.default_rng(0)
+    x = {
+        "features": rng.normal(3, 10, (24, 5)), "grey": rng.integers(0, 256, (24, 12, 12), np.uint8),
+        "colour": rng.integers(0, 256, (24, 12, 14, 3), np.uint8), "floats": rng.random((24, 12, 12, 3)),
+    }[kind]  # fmt: skip
+    sets = np.eye(3, dtype=bool)[rng.integers(0, 3, 24)] | (rng.random((24, 3)) < 0.3)
+    averaged = {"average": 0.9}
+    clf = PartialLabelClassifier(method, epochs=2, batch_size=8, train_settings=averaged, device="cpu").fit(x, sets)
+    given = torch.from_numpy(x).float()
+    if kind != "features":
+        pixels = np.rint(x * 255).astype(np.uint8) if kind == "floats" else x
+        given = torch.from_numpy(pixels[..., None] if kind == "grey" else pixels).permute(0, 3, 1, 2)
+    module = clf.to_torch()
+    np.testing.assert_allclose(module(given).numpy(), clf.predict_proba(x), rtol=0, atol=1e-6)
+    if kind != "features":
+        with pytest.raises(TypeError, match="expected images as bytes"):
+            module(given.float())
 
 
 def test_a_module_is_not_the_classifier_itself() -> None:

@@ -158,6 +158,11 @@ def test_a_list_of_images_starts_where_that_of_the_run_did(tiny_run: TinyRun, im
     (tmp_path / "list.csv").write_text(f"path\n{name}\n")
     (row,) = predicted(folder, tmp_path / "list.csv", tmp_path / "p.jsonl")
     assert row["id"] == name
+    # Of a list with its images beside it, one that is not there is missing, not the run's own of that name.
+    (tmp_path / "own.png").write_bytes((images / "png" / name).read_bytes())
+    (tmp_path / "list.csv").write_text(f"path\nown.png\n{name}\n")
+    with pytest.raises(UserError, match=r"line 3, column 'path': .*no such image file"):
+        predicted(folder, tmp_path / "list.csv", tmp_path / "p.jsonl")
 
 
 def test_features_with_other_names_are_taken_in_their_order_which_is_told(tmp_path, monkeypatch, crosel_cli: CroselCli):

@@ -162,13 +162,17 @@ def _listed_images(rows: Iterator[tuple[str, int, Any]], form: Form, path: Path,
     """Images that a column of a table names: (id, line, cell) of each row."""
 
     def files() -> Iterator[tuple[str, Path, str]]:
+        root: Path | None = None  # one for the whole list, as its first image tells
         for name, line, cell in rows:
             place = f"{path}, line {line}, column {shown(title)}"
             try:
-                file = image_path(cell, path.parent)
-                if form.image_root is not None and not file.exists():
-                    file = image_path(cell, form.image_root)
-                yield name, file, place
+                if root is None:
+                    root = path.parent
+                    there = form.image_root
+                    if there is not None and not image_path(cell, root).exists() and image_path(cell, there).exists():
+                        form.say(f"{path}: its images are those in {there}, where the run's own are")
+                        root = there
+                yield name, image_path(cell, root), place
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
 

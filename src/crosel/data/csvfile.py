@@ -13,15 +13,16 @@ import numpy as np
 
 from crosel.data.dataset import Dataset
 from crosel.data.settings import DataSettings, Format, OnImages
-from crosel.data.table import Table, as_features, meanings, refuse_our_labels, table_dataset
+from crosel.data.table import Table, as_features, meanings, refuse_our_labels, split_rows, table_dataset
 from crosel.data.text import CsvFile
-from crosel.data.vocabulary import NO_VOTE
+from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown
 
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
-_WHICH_ARE_VOTES = "if this column holds votes, name all that do: --set data.annotators=[NAME,NAME]"
+_NAME_THEM = "--set data.annotators=[NAME,NAME]"
+_WHICH_ARE_VOTES = f"if this column holds votes, name all that do: {_NAME_THEM}"
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
@@ -33,40 +34,63 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def find_format(path: Path, header: list[str], first: list[str]) -> Format:
-    """What a csv file holds, by its header; where only other columns are left, by its first row."""
+def _is_fraction(cell: str) -> bool:
+    return _is_number(cell) and cell.strip().lower() not in NO_VOTE and not float(cell).is_integer()
+
+
+def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> Format:
+    """What a csv file holds, by its header; where only other columns are left, by its first rows."""
     known = meanings(header, path)
     others = [column for column, name in enumerate(header) if name and column not in known.values()]
     if "candidates" in known or "weight" in known:
         return "table"
     if {"worker", "label"} <= known.keys() and known.keys() & {"id", "path"}:
         return "votes"
-    if others and all(ANNOTATOR.fullmatch(header[column]) for column in others):
+    named = [column for column in others if ANNOTATOR.fullmatch(header[column])]
+    if others and named == others:
         return "wide-votes"
     if "label" in known:
         return "table"
-    if "worker" in known and not any(ANNOTATOR.fullmatch(header[column]) for column in others):
+    if "worker" in known and not named:
         raise UserError(
             f"{path}, line 1: {shown(header[known['worker']])} says who voted; name the column of the labels 'label'"
         )
     if known.keys() & {"id", "path"} and others:
-        return "scores" if all(_is_number(first[column]) for column in others) else "wide-votes"
+        if named and not any(_is_fraction(row[column]) for row in rows for column in named):
+            return "wide-votes"
+        return "scores" if all(_is_number(rows[0][column]) for column in others) else "wide-votes"
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
-        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}. If some are annotators: "
-        "--set data.annotators=[NAME,NAME]"
+        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}. If some are annotators: {_NAME_THEM}"
     )
 
 
-def vote_columns(header: Sequence[str], others: Sequence[int], rows: Sequence[Sequence[str]]) -> list[int]:
+def vote_columns(
+    path: Path, header: Sequence[str], others: Sequence[int], rows: Sequence[Sequence[str]], separator: str
+) -> list[int]:
     """Columns of votes among columns of features: annotators by their name, and all whose cells are not numbers."""
+    said = {column: {cell for row in rows if (cell := row[column].strip()).lower() not in NO_VOTE} for column in others}
+    numbers = [column for column in others if said[column] and all(map(_is_number, said[column]))]
+    named = [column for column in others if ANNOTATOR.fullmatch(header[column])]
+    votes = [column for column in others if column in named or column not in numbers]
+    labels = {label for column in votes for cell in said[column] for label in _labels(cell, separator)}
+    unclear = [column for column in numbers if column not in votes]
+    if named or not any(map(_is_number, labels)) or not unclear:
+        return votes
+    # Classes that are numbers (1|7), or a feature with a word in it (n/a): numbers beside these may be either.
+    if all(said[column] <= labels for column in unclear):
+        return list(others)
+    raise UserError(
+        f"{path}, line 1: {shown(header[unclear[0]])} may hold votes or a feature, since numbers are among the votes "
+        f"of other columns; name the columns that hold votes: {_NAME_THEM}"
+    )
 
-    def numbers(column: int) -> bool:
-        said = [row[column] for row in rows if row[column].strip().lower() not in NO_VOTE]
-        return bool(said) and all(map(_is_number, said))
 
-    votes = [column for column in others if ANNOTATOR.fullmatch(header[column]) or not numbers(column)]
-    return votes or list(others)
+def _labels(cell: str, separator: str) -> Sequence[str]:
+    try:
+        return label_names(cell, separator)
+    except ValueError:  # told with its place when votes are read
+        return [cell]
 
 
 def _named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> list[int]:
@@ -147,12 +171,15 @@ def open_csv(path: Path, settings: DataSettings) -> tuple[Table, Format]:
     if settings.annotators:
         kind, votes = "wide-votes", _named_columns(path, header, settings.annotators)
     elif kind == "auto":
-        kind = find_format(path, header, first[0][1])
+        kind = find_format(path, header, [row for _, row in first])
+    known = meanings(header, path)
     if kind == "wide-votes" and not votes:
-        known = meanings(header, path).values()
-        votes = [column for column, name in enumerate(header) if name and column not in known]
+        votes = [column for column, name in enumerate(header) if name and column not in known.values()]
         if settings.format == "auto":
-            votes = vote_columns(header, votes, [row for _, row in first])
+            votes = vote_columns(path, header, votes, [row for _, row in first], settings.separator)
+    for meaning in ("candidates", "weight"):
+        if votes and meaning in known and known[meaning] not in votes:
+            raise UserError(f"{path}, line 1: votes have no {meaning!r} beside them; if it is a feature, rename it")
     return gather(path, source, chain(first, rows), kind, votes, settings.inputs is not None), kind
 
 
@@ -162,6 +189,11 @@ def read_csv(path: Path, settings: DataSettings, progress: OnImages | None = Non
 
 
 def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: OnImages | None) -> Dataset:
+    if kind != "table" and len(tests := split_rows(table)[1]):
+        raise UserError(
+            f"{table.place(int(tests[0]), 'split')}: votes and scores are for training; rows for testing stand in the "
+            "file of inputs: --set data.inputs=FILE"
+        )
     if kind == "votes":
         from crosel.data.votes import long_votes
 

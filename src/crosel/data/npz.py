@@ -203,6 +203,9 @@ def read_npz_inputs(path: Path) -> Inputs:
             raise UserError(f"{path}: {count} examples, but {name} has {len(y)}")
         return tuple(classes[i] if classes else str(i) for i in y)
 
+    columns = _hints(arrays, path).get("columns")
+    if columns is not None and x.shape[1:] != (len(columns),):
+        raise UserError(f"{path}: 'columns' has {len(columns)} names, which is not one for each feature")
     x_test = arrays.get("x_test")
     y_test = None if x_test is None or not x_test.ndim else labels("y_test", len(x_test))
-    return Inputs(x, tuple(ids or map(str, range(n))), labels("y", n), x_test if y_test else None, y_test)
+    return Inputs(x, tuple(ids or map(str, range(n))), labels("y", n), x_test if y_test else None, y_test, columns)

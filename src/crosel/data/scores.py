@@ -7,12 +7,15 @@ import numpy as np
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, optional_labels, own_ids
+from crosel.data.table import Table, optional_labels, own_ids, without_repeated
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
 
 
 def score_table(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
+    notes: list[str] = []
+    if settings.skip_bad:
+        table = without_repeated(table, notes)
     if table.features is None:
         raise UserError(f"{table.path}, line 1: there is no column of scores")
     scores, classes = table.features, tuple(table.names)
@@ -36,6 +39,6 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
         raise UserError(f"{table.path}: label {error}") from None
     data = make_dataset(
         inputs.x, y=y, x_test=inputs.x_test, y_test=y_test, scores=scores, classes=classes, ids=names,
-        place=str(table.path), columns=inputs.columns,
+        place=str(table.path), columns=inputs.columns, notes=tuple(notes),
     )  # fmt: skip
     return without_bad(data, inputs)

@@ -35,6 +35,7 @@ MEANINGS = {
     "worker": "worker", "annotator": "worker", "truth": "truth",
 }  # fmt: skip
 OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
+_NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name
 T = TypeVar("T")
 
 
@@ -248,6 +249,8 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
         notes += filter(None, [looks_joined(vocabulary.classes)])
 
     ids = check_ids(table) if "id" in table.columns else None
+    if ids is None and _NUMBER in table.columns:
+        ids = table.columns[_NUMBER]
     if ids is None and "path" in table.columns:
         paths = [str(cell).strip() for cell in table.columns["path"]]
         ids = paths if len(set(paths)) == len(paths) else None
@@ -276,31 +279,40 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
 
 def _usable(table: Table, settings: DataSettings, progress: OnImages | None, notes: list[str]) -> tuple[Table, Array]:
     """The rows that can be used, with their inputs; notes tell which were left out."""
-    key = next((meaning for meaning in ("id", "path") if meaning in table.columns), None)
     tests = table.parsed("split", _split) if "split" in table.columns else [False] * table.n
-    sets = table.columns.get("candidates")
-    seen: set[str] = set()
-    empty, again, rows = [], [], []
-    for row in range(table.n):
-        name = str(row) if key is None else str(table.columns[key][row]).strip()
-        if sets is not None and not tests[row] and _is_blank(sets[row]):
-            empty.append(row)
-        elif name in seen:
-            again.append(row)
-        else:
-            seen.add(name)
-            rows.append(row)
-    for found, what in ((empty, "an empty set"), (again, "the path or id of an earlier one")):
-        if found:
-            notes.append(f"rows with {what}, left out: {len(found)} ({table.place(found[0])})")
-    if not rows:
-        raise UserError(f"{table.path}: not one row can be used")
+    if not table.columns.keys() & {"id", "path"}:  # those that are kept go by the numbers that they had among all
+        numbers = np.cumsum(np.logical_not(tests)) - 1
+        table = replace(table, columns={**table.columns, _NUMBER: list(map(str, numbers))})
+    if "candidates" in table.columns:
+        sets = table.columns["candidates"]
+        empty = [not test and _is_blank(cell) for test, cell in zip(tests, sets, strict=True)]
+        table = _without(table, empty, "an empty set", notes)
+    table = without_repeated(table, notes)
     bad: dict[int, str] = {}
-    table = table.take(rows)
     x = table_inputs(table, settings, progress, bad)
     notes += bad_inputs_note(bad)
     good = [row for row in range(table.n) if row not in bad]
     return (table.take(good), x[good]) if bad else (table, x)
+
+
+def without_repeated(table: Table, notes: list[str]) -> Table:
+    """Of rows with one id (or path, where there are no ids) the first."""
+    key = next((meaning for meaning in ("id", "path") if meaning in table.columns), None)
+    if key is None:
+        return table
+    names = [str(cell).strip() for cell in table.columns[key]]
+    first = dict(zip(reversed(names), reversed(range(table.n)), strict=True))
+    again = [first[name] != row for row, name in enumerate(names)]
+    return _without(table, again, "the path or id of an earlier one", notes)
+
+
+def _without(table: Table, left_out: Sequence[bool], what: str, notes: list[str]) -> Table:
+    if not any(left_out):
+        return table
+    if all(left_out):
+        raise UserError(f"{table.path}: not one row can be used; all are with {what}")
+    notes.append(f"rows with {what}, left out: {sum(left_out)} ({table.place(left_out.index(True))})")
+    return table.take([row for row, out in enumerate(left_out) if not out])
 
 
 Weights = list[dict[str, float]]

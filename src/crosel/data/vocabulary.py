@@ -15,7 +15,7 @@ from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
-NO_VOTE = frozenset({"", "-1", "nan", "na", "null", "none"})
+NO_VOTE = frozenset({"", "[]", "-1", "nan", "na", "null", "none"})
 # A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].
 _ITEM = r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{1,18})\s*"""
 _SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a blank or a semicolon
@@ -43,7 +43,7 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     """A set of labels: a list, or names with | (or another separator) between them."""
     if isinstance(value, str):
         text = value.strip()
-        value = (_listed(text) or value.split(separator)) if text else []
+        value = (_listed(text) or value.split(separator)) if text not in ("", "[]") else []
     elif isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):

@@ -15,7 +15,7 @@ from crosel.data.csvfile import ANNOTATOR
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, index_of, optional_labels, own_ids
+from crosel.data.table import Table, index_of, optional_labels, own_ids, without_repeated
 from crosel.data.vocabulary import NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 from crosel.limits import shown
@@ -103,6 +103,9 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if not table.texts:
         raise UserError(f"{table.path}, line 1: there is no column of votes")
+    notes: list[str] = []
+    if settings.skip_bad:
+        table = without_repeated(table, notes)
     names, key = own_ids(table)
     votes: list[tuple[int, str, int, str]] = []
     voted = np.zeros(table.n, dtype=bool)
@@ -121,10 +124,11 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         raise UserError(f"{table.path}: there is not a single vote")
     kept = np.flatnonzero(voted)
     at = np.cumsum(voted) - 1
-    notes = [f"examples without a vote, left out: {table.n - len(kept)}"] if len(kept) < table.n else []
+    if len(kept) < table.n:
+        notes.append(f"examples without a vote, left out: {table.n - len(kept)}")
     if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
-        features = f"; features: {len(table.names)} other columns" if table.features is not None else ""
-        notes.append(f"votes: {', '.join(map(shown, list(table.texts)[:20]))}{features}")
+        features = f"; features: {_some(table.names)}" if table.features is not None else ""
+        notes.append(f"votes: {_some(list(table.texts))}{features}")
     images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
     inputs = join_inputs(
         [names[row] for row in kept],
@@ -139,3 +143,8 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     moved = [(int(at[example]), label, row, column) for example, label, row, column in votes]
     truth, _ = optional_labels(table, kept, "truth" if "truth" in table.columns else "label")
     return votes_dataset(inputs, moved, table, settings, truth, notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(map(shown, names[:20])) + more

@@ -99,15 +99,14 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     known = None if classes is None else label_array(_distinct(classes))
     if issparse(given):
         given = given.toarray()
-    if hasattr(given, "columns") and len(given.columns) > 1:  # pandas or polars
-        values = np.asarray(given.to_numpy())
-        if not _holds_words(values):
-            return _from_matrix(values, known, label_array([_plain(name) for name in given.columns]))
+    if hasattr(given, "columns") and len(given.columns) > 1 and not _holds_words(given):  # pandas or polars
+        names = label_array([_plain(name) for name in given.columns])
+        return _from_matrix(np.asarray(given.to_numpy()), known, names)
     rows = _rows(given)
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
         return _from_matrix(rows, known, np.arange(rows.shape[1]))
     if isinstance(rows, np.ndarray):
-        _tell_of_joined(rows)
+        _tell_of_joined(rows.tolist())
         return _from_labels(rows, known)
     return _from_sets(rows, known)
 
@@ -136,9 +135,9 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     if given is None:
         raise UserError("fit requires y to be passed, but the target y is None; give candidate sets or labels")
     if hasattr(given, "columns"):
-        given = np.asarray(given.to_numpy())
-        if given.ndim == 2 and given.shape[1] > 1 and _holds_words(given):
+        if len(given.columns) > 1 and _holds_words(given):
             return _votes(given)
+        given = np.asarray(given.to_numpy())
     elif hasattr(given, "to_list"):  # a pandas or polars series
         given = given.to_list()
     elif not isinstance(given, np.ndarray) and hasattr(given, "__array__"):
@@ -162,14 +161,30 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     return _label_lists(items)
 
 
-def _holds_words(values: Array) -> bool:
+def _holds_words(frame: Any) -> bool:
+    values = np.asarray(frame.to_numpy())
     return values.dtype.kind in "US" or (values.dtype == object and any(isinstance(v, str) for v in values.flat))
 
 
-def _votes(values: Array) -> list[list[Any]]:
+def _votes(frame: Any) -> list[list[Any]]:
     """A frame with one column for each annotator -> what anyone chose; who did not vote left the cell empty."""
-    rows = ([_plain(v) for v in row if not _is_missing(v) and str(v).strip()] for row in values.tolist())
-    return [list(dict.fromkeys(row)) for row in rows]
+    rows: list[list[Any]] = []
+    for row in np.asarray(frame.to_numpy()).tolist():
+        said = [(name, vote) for name, vote in zip(frame.columns, row, strict=True) if not _is_missing(vote)]
+        for name, vote in said:
+            if not isinstance(vote, str):  # an id beside a matrix, say
+                raise UserError(
+                    f"candidates: column {name!r} holds {vote!r}, other columns hold words; a frame has 0 and 1 for "
+                    "each class, or words for each annotator"
+                )
+        rows.append(list(dict.fromkeys(vote for _, vote in said if vote.strip())))
+    if {vote.strip().lower() for row in rows for vote in row} <= {"0", "1", "true", "false"}:
+        raise UserError(
+            "candidates: a frame with nothing but the texts 0 and 1 may be a matrix or votes; pass a matrix as "
+            "numbers, votes as sets"
+        )
+    _tell_of_joined([vote for row in rows for vote in row])
+    return rows
 
 
 def _ravel(array: Array) -> Array:
@@ -184,9 +199,9 @@ def _ravel(array: Array) -> Array:
     return column
 
 
-def _tell_of_joined(labels: Array) -> None:
+def _tell_of_joined(labels: Sequence[Any]) -> None:
     """A column of our csv files, handed over as it is, would make every set a class of its own."""
-    joined = next((label for label in labels.tolist() if isinstance(label, str) and "|" in label), None)
+    joined = next((label for label in labels if isinstance(label, str) and "|" in label), None)
     if joined is not None:
         warnings.warn(
             f"candidates: {joined!r} is taken for one label; if it is a set, split it: [text.split('|') for text in y]",

@@ -25,6 +25,7 @@ from crosel.files import atomic_write
 from crosel.methods.base import Method
 from crosel.nets import NetworkFactory, UserFactory, bound_factory
 from crosel.session import Session, load_tensors
+from crosel.tensors import Normaliser
 from crosel.train import Row, predicted_probabilities
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
@@ -112,11 +113,13 @@ class FittedModel:
 class Predictor(nn.Module):
     """Raw inputs -> class probabilities, in plain torch."""
 
-    def __init__(self, normalise: nn.Module, method: Method) -> None:
+    def __init__(self, normalise: Normaliser, method: Method) -> None:
         super().__init__()
         self.normalise, self.method = normalise, method
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.normalise.mean.ndim == 3 and x.dtype != torch.uint8:  # floats may be on either of two scales
+            raise TypeError(f"expected images as bytes, uint8 [n, channels, height, width], got {x.dtype}")
         return self.method.combine(self.method.outputs(self.normalise(x)).float())
 
 
