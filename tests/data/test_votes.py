@@ -149,6 +149,18 @@ def test_numbers_beside_votes_that_are_numbers_are_no_features_by_chance(tmp_pat
     assert "'width' may hold votes or a feature" in refused(spoilt)
 
 
+@pytest.mark.parametrize("header", ["task,seconds,anna,ben", "task,seconds,worker,label"])
+def test_images_that_are_passed_over_for_numbers_are_told_of(tmp_path, header):
+    picture(tmp_path / "a.png")
+    numbers = put(tmp_path / "v.csv", f"{header}\na.png,12,cat,dog\n")
+    assert any("images that ids name are not used" in note for note in read(numbers).notes)
+    meant = read(put(numbers, f"{header.replace('task', 'path')}\na.png,12,cat,dog\n"))
+    assert meant.is_image
+    assert not any("not used" in note for note in meant.notes)
+    elsewhere = put(tmp_path / "w.csv", f"{header}\nb.png,12,cat,dog\n{'x' * 300}.png,12,cat,dog\n")
+    assert not any("not used" in note for note in read(elsewhere).notes)
+
+
 def test_an_empty_list_is_no_vote(tmp_path):
     assert read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,[],dog\nb,2,cat,[]\n")).classes == ("cat", "dog")
     assert "an empty set" in refused(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\n"))

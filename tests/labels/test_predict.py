@@ -142,6 +142,11 @@ def test_features_joined_to_votes_are_found_by_name(tmp_path, monkeypatch, crose
     training = ("--method", "cc", "--set", "train.epochs=2", "--device", "cpu")
     assert crosel_cli("train", "votes.csv", *training, "--set", "data.inputs=x.csv", "--out", "joined").code == 0
     assert crosel_cli("train", "beside.csv", *training, "--out", "beside").code == 0
+    named = ("--set", "data.annotators=[anna,ben]", "--out", "named")
+    assert crosel_cli("train", "beside.csv", *training, *named).code == 0
+    true = "".join(f"{u},{v},{w},{a}\n" for a, (u, v, w) in zip(votes, x, strict=True))
+    Path("true.csv").write_text("u,v,w,label\n" + true)  # without votes
+    assert json.loads(crosel_cli("eval", "named", "true.csv", "--json").out)["examples"] == 12
     expected = tops(predicted(Path("joined"), Path("x.csv"), Path("p.jsonl")))
     for run in ("joined", "beside"):
         for source in ("moved.csv", "beside.csv"):

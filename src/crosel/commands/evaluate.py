@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from crosel.commands.predict import tell_of_dark
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Array, Dataset
+from crosel.data.sources import locate
+from crosel.data.text import CsvFile
 from crosel.errors import UserError, tell
 from crosel.run import load_run
 from crosel.session import Session
@@ -36,7 +39,11 @@ def evaluate_run(
 
 def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[Array, Array]:
     """Examples of another source, with true labels, that the run can be asked about: its test set, if it has one."""
-    same = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
+    same: dict[str, Any] = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
+    path, annotators = Path(locate(source, data_dir)), set(session.config.data.annotators or ())
+    is_csv = path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path)
+    if annotators and is_csv and annotators.isdisjoint(CsvFile(path).header):  # true labels alone are enough here
+        same["annotators"] = None
     other = load(source, data_dir, session.config.data.model_copy(update=same))
     other = _with_columns_of(session, other, source)
     if other.shape != session.data.shape:

@@ -6,6 +6,7 @@ inputs is joined by id (`data.inputs`). True labels, where known, are a column `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,9 +14,10 @@ import numpy as np
 
 from crosel.data.csvfile import ANNOTATOR
 from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.images import SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, index_of, optional_labels, own_ids, without_repeated
+from crosel.data.table import Table, image_root, index_of, optional_labels, own_ids, without_repeated
 from crosel.data.vocabulary import NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 from crosel.limits import shown
@@ -45,6 +47,13 @@ def votes_dataset(
         except ValueError as error:
             raise UserError(f"{settings.inputs or table.path}: {error}") from None
 
+    image = image_root(settings, table.path) / inputs.ids[0]
+    features_beside = table.features is not None and settings.inputs is None
+    if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
+        unused = (
+            "the images that ids name are not used, as numbers stand beside the votes; if they are meant, call the "
+        )
+        notes = [*notes, f"{unused}column of ids 'path'"]
     data = make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
         classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(table.path),
