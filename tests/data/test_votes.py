@@ -161,6 +161,19 @@ def test_images_that_are_passed_over_for_numbers_are_told_of(tmp_path, header):
     assert not any("not used" in note for note in read(elsewhere).notes)
 
 
+def test_words_that_are_no_votes_are_told_of(tmp_path):
+    rows = "id,f,sex,anna,ben\na,1,m,cat,dog\nb,2,f,dog,cat\n"
+    *_, note = read(put(tmp_path / "v.csv", rows)).notes
+    assert note.startswith("no label of 'sex' is in another column; if these are no votes, name those that are: --set")
+    for clear in (rows.replace("sex,", "").replace("m,", "").replace("2,f,", "2,"), "id,f,anna\na,1,cat\nb,2,dog\n"):
+        assert not any("no label of" in note for note in read(put(tmp_path / "v.csv", clear)).notes)
+
+
+def test_names_that_python_takes_for_numbers_are_votes(tmp_path):
+    path = put(tmp_path / "v.csv", "id,anna,ben\nt1,3_1,3_2\nt2,3_2,3_2\n")
+    assert read(path, inputs=str(put_x(tmp_path))).classes == ("3_1", "3_2")
+
+
 def test_an_empty_list_is_no_vote(tmp_path):
     assert read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,[],dog\nb,2,cat,[]\n")).classes == ("cat", "dog")
     assert "an empty set" in refused(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\n"))

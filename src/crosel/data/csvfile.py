@@ -21,8 +21,8 @@ from crosel.limits import check_bytes, shown
 
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
-_NAME_THEM = "--set data.annotators=[NAME,NAME]"
-_WHICH_ARE_VOTES = f"if this column holds votes, name all that do: {_NAME_THEM}"
+NAME_THEM = "--set data.annotators=[NAME,NAME]"
+_WHICH_ARE_VOTES = f"if this column holds votes, name all that do: {NAME_THEM}"
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
@@ -31,7 +31,7 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell  # a name such as 3_1, which Python takes for 31
 
 
 def _is_fraction(cell: str) -> bool:
@@ -61,7 +61,7 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
         return "scores" if all(_is_number(rows[0][column]) for column in others) else "wide-votes"
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
-        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}. If some are annotators: {_NAME_THEM}"
+        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}. If some are annotators: {NAME_THEM}"
     )
 
 
@@ -82,7 +82,7 @@ def vote_columns(
         return list(others)
     raise UserError(
         f"{path}, line 1: {shown(header[unclear[0]])} may hold votes or a feature, since numbers are among the votes "
-        f"of other columns; name the columns that hold votes: {_NAME_THEM}"
+        f"of other columns; name the columns that hold votes: {NAME_THEM}"
     )
 
 

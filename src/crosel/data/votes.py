@@ -7,12 +7,13 @@ inputs is joined by id (`data.inputs`). True labels, where known, are a column `
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from crosel.data.csvfile import ANNOTATOR
+from crosel.data.csvfile import ANNOTATOR, NAME_THEM
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.images import SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
@@ -50,10 +51,8 @@ def votes_dataset(
     image = image_root(settings, table.path) / inputs.ids[0]
     features_beside = table.features is not None and settings.inputs is None
     if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
-        unused = (
-            "the images that ids name are not used, as numbers stand beside the votes; if they are meant, call the "
-        )
-        notes = [*notes, f"{unused}column of ids 'path'"]
+        unused = "the images that ids name are not used, as numbers stand beside the votes"
+        notes = [*notes, f"{unused}; if images are meant, call the column of ids 'path'"]
     data = make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
         classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(table.path),
@@ -138,6 +137,8 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
         features = f"; features: {_some(table.names)}" if table.features is not None else ""
         notes.append(f"votes: {_some(list(table.texts))}{features}")
+        if settings.annotators is None:
+            notes += _strangers({name: {v for cell in set(c) for v in known[cell]} for name, c in table.texts.items()})
     images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
     inputs = join_inputs(
         [names[row] for row in kept],
@@ -152,6 +153,15 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     moved = [(int(at[example]), label, row, column) for example, label, row, column in votes]
     truth, _ = optional_labels(table, kept, "truth" if "truth" in table.columns else "label")
     return votes_dataset(inputs, moved, table, settings, truth, notes)
+
+
+def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
+    """A note, where a column of words may hold something else than votes: a time, a remark, a group."""
+    columns = Counter(label for said in labels.values() for label in said)  # how many have each label
+    alone = [name for name, said in labels.items() if said and all(columns[label] == 1 for label in said)]
+    if not alone or len(alone) == len(labels):  # of a few rows, no two need have a label in common
+        return []
+    return [f"no label of {_some(alone)} is in another column; if these are no votes, name those that are: {NAME_THEM}"]
 
 
 def _some(names: Sequence[str]) -> str:
