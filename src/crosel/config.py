@@ -23,52 +23,63 @@ from crosel.yaml_files import parse_yaml, read_yaml
 class TrainSettings(Settings):
     """The loop: how long, how fast, how often to look."""
 
-    epochs: int = Field(50, ge=1, description="passes over the training set, warm-up included")
-    batch_size: int = Field(64, ge=1, description="examples of each stream in a step; at most the whole set")
+    epochs: int = Field(50, ge=1, description="passes over the training set, including warm-up")
+    batch_size: int = Field(64, ge=1, description="examples in a batch; at most the whole training set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
     optimiser: Literal["sgd", "adam"] = "sgd"
-    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; with Adam its β1 (β2 is 0.999)")
-    nesterov: bool = Field(False, description="SGD's momentum in Nesterov's form")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD; for Adam it is β1 (β2 is 0.999)")
+    nesterov: bool = Field(False, description="use Nesterov momentum with SGD")
     weight_decay: float = Field(1e-4, ge=0)
-    schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="course of the learning rate")
-    milestones: tuple[float, ...] = Field((0.5, 0.75), description="step: shares of the epochs after which lr drops")
-    decay: float = Field(0.1, gt=0, le=1, description="step: factor at each milestone")
-    restart: int = Field(0, ge=0, description="cosine: epochs after which it has come to 0 and begins anew; 0: never")
-    restart_lr: float | None = Field(None, gt=0, description="learning rate at which it begins anew; default lr")
-    lr_ramp: float = Field(0, ge=0, description="epochs over which the learning rate rises from 0")
-    bf16: bool = Field(False, description="on a GPU, forward passes in bfloat16 (weights stay float32)")
-    fused: bool = Field(True, description="on CUDA, batch norm and ReLU in one (Triton), where the network allows it")
-    cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it")
-    average: float = Field(0, ge=0, lt=1, description="decay of an average of the weights that predicts; 0: none")
+    schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="how the learning rate falls")
+    milestones: tuple[float, ...] = Field(
+        (0.5, 0.75), description="step: points in the run at which the learning rate drops, as shares of the epochs"
+    )
+    decay: float = Field(0.1, gt=0, le=1, description="step: factor applied to the learning rate at each milestone")
+    restart: int = Field(
+        0, ge=0, description="cosine: restart after this many epochs, when the learning rate has reached 0; 0: never"
+    )
+    restart_lr: float | None = Field(None, gt=0, description="learning rate after the restart; default: lr")
+    lr_ramp: float = Field(0, ge=0, description="epochs at the start in which the learning rate rises from 0")
+    bf16: bool = Field(False, description="on a GPU, run forward passes in bfloat16 (weights stay float32)")
+    fused: bool = Field(True, description="on CUDA, fuse batch norm and ReLU (Triton) if the network allows it")
+    cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it (CUDA graphs)")
+    average: float = Field(
+        0, ge=0, lt=1, description="predict with a moving average of the weights that has this decay; 0: off"
+    )
     refresh: int = Field(
-        0, ge=0, description="chunks of plain training examples from which batch norm is refreshed before the passes"
+        0,
+        ge=0,
+        description="before evaluation, compute batch norm statistics from this many unaugmented batches; 0: off",
     )
     batch_norm: Literal["average", "synchronise"] = Field(
-        "average", description="with several ranks: average running statistics every epoch, or share each batch's"
+        "average", description="with several ranks: average running statistics every epoch, or share them in each batch"
     )
-    evaluate_every: int = Field(1, ge=1, description="epochs between test passes; the last epoch always has one")
-    eval_batch_size: int = Field(1024, ge=1, description="examples in a chunk of the passes without gradient")
+    evaluate_every: int = Field(1, ge=1, description="epochs from one test to the next; the last epoch always has one")
+    eval_batch_size: int = Field(1024, ge=1, description="batch size for passes without gradients")
     bad_batches: Literal["stop", "skip"] = Field(
-        "stop", description="a batch whose loss or update is not finite ends the run, or is left out and counted"
+        "stop",
+        description="what to do with a batch whose loss or update is not finite: stop the run, or skip and count it",
     )
     data_on: Literal["auto", "device", "host"] = Field(
         "auto",
-        description="where training inputs stay; auto: on the device if they fit, else on the host",
+        description="where to keep training inputs; auto: on the device if they fit, else on the host",
     )
-    log_every: int = Field(50, ge=1, description="steps between looks at the loss (on a GPU, each is read at the next)")
-    keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
+    log_every: int = Field(
+        50, ge=1, description="steps from one loss report to the next (on a GPU, reports lag by one)"
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep, the newest ones")
 
     @field_validator("milestones")
     @classmethod
     def _milestones(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if any(not 0 < m < 1 for m in value) or list(value) != sorted(value):
-            raise ValueError("milestones are rising shares of the run, such as [0.5, 0.75]")
+            raise ValueError("give rising numbers between 0 and 1, such as [0.5, 0.75]")
         return value
 
     @model_validator(mode="after")
     def _nesterov(self) -> TrainSettings:
         if self.nesterov and self.optimiser != "sgd":
-            raise ValueError(f"nesterov belongs to SGD, but optimiser is {self.optimiser}: set nesterov to false")
+            raise ValueError(f"nesterov works only with SGD, but optimiser is {self.optimiser}; set nesterov to false")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self
@@ -76,18 +87,18 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _restart(self) -> TrainSettings:
         if self.restart and self.schedule != "cosine":
-            raise ValueError(f"restart belongs to the cosine schedule, but schedule is {self.schedule}")
+            raise ValueError(f"restart works only with the cosine schedule, but schedule is {self.schedule}")
         if self.restart >= self.epochs:
             raise ValueError(f"restart is {self.restart}, but there are only {self.epochs} epochs")
         if self.restart_lr and not self.restart:
-            raise ValueError("restart_lr needs restart, the epochs after which the learning rate begins anew")
+            raise ValueError("restart_lr needs restart, the number of epochs before the learning rate restarts")
         return self
 
     def remarks(self) -> list[str]:
         """What is allowed, but does nothing: lines for the user. Not of defaults, all of which a run's config.yaml
         repeats."""
         return [
-            f"train.{name} has no effect with train.schedule={self.schedule}; for drops: train.schedule=step"
+            f"train.{name} has no effect with train.schedule={self.schedule}; it needs train.schedule=step"
             for name in ("milestones", "decay")
             if self.schedule != "step" and getattr(self, name) != type(self).model_fields[name].default
         ]
@@ -97,9 +108,11 @@ class RunConfig(Settings):
     """A run: what to learn from, by which method, with which network, how."""
 
     source: str = Field(description="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
-    data_dir: str | None = Field(None, description="folder that holds the published files of a named source")
-    candidates: str | None = Field(None, description="rule that draws candidate sets, such as uniform:q=0.3")
-    seed: int = Field(0, ge=0, lt=2**63, description="decides candidate sets, starting weights and all draws")
+    data_dir: str | None = Field(
+        None, description="folder with the published files of cifar10, cifar100, cifar100-coarse or svhn"
+    )
+    candidates: str | None = Field(None, description="rule that makes candidate sets, such as uniform:q=0.3")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of candidate sets, weights and all other draws")
     method: SerializeAsAny[MethodSettings]
     data: DataSettings = DataSettings()
     network: NetworkSettings = NetworkSettings()

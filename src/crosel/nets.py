@@ -208,8 +208,8 @@ class NetworkSettings(Settings):
     name: str = Field(
         "auto", description="auto, small-cnn, mlp, resnet-18, wrn-DEPTH-WIDTH, or your own module:factory"
     )
-    width: int = Field(32, ge=1, description="channels of small-cnn's first layers")
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 256), description="layer sizes of mlp")
+    width: int = Field(32, ge=1, description="channels of the first layers of small-cnn")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 256), description="sizes of the hidden layers of mlp")
 
 
 @dataclass(frozen=True)

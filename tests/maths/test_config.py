@@ -431,8 +431,8 @@ def test_an_unknown_setting_of_a_method_is_answered_with_its_own():
         ("train.lr=nan", "setting 'train.lr': input should be "),
         ("train.lr=fast", "setting 'train.lr': input should be a valid number"),
         ("train.momentum=1", "setting 'train.momentum': input should be less than 1 (given: 1)"),
-        ("train.milestones=[0.9, 0.2]", "setting 'train.milestones': milestones are rising shares of the run"),
-        ("train.milestones=[0.5, 1.0]", "setting 'train.milestones': milestones are rising shares of the run"),
+        ("train.milestones=[0.9, 0.2]", "setting 'train.milestones': give rising numbers between 0 and 1"),
+        ("train.milestones=[0.5, 1.0]", "setting 'train.milestones': give rising numbers between 0 and 1"),
         ("train=5", "setting 'train': input should be a valid dictionary"),
         ("seed=-1", "setting 'seed': input should be greater than or equal to 0 (given: -1)"),
         ("network.width=0", "setting 'network.width': input should be greater than or equal to 1 (given: 0)"),
@@ -465,19 +465,19 @@ def test_infinite_values_are_refused(item):
 def test_nesterov_needs_momentum():
     with pytest.raises(UserError, match="nesterov needs a momentum above 0"):
         build("train.nesterov=true", "train.momentum=0")
-    with pytest.raises(UserError, match="nesterov belongs to SGD, but optimiser is adam"):
+    with pytest.raises(UserError, match="nesterov works only with SGD, but optimiser is adam"):
         build("train.nesterov=true", "train.optimiser=adam")
     assert build("train.nesterov=true").train.nesterov
 
 
 def test_drops_of_the_learning_rate_without_a_schedule_that_has_them_are_remarked_on(file):
-    said = "has no effect with train.schedule=cosine; for drops: train.schedule=step"
+    said = "has no effect with train.schedule=cosine; it needs train.schedule=step"
     config = build("train.milestones=[0.3]", "train.decay=0.5")
     assert config.remarks() == [f"train.milestones {said}", f"train.decay {said}"]
     assert build(file=file(config.to_yaml())).remarks() == config.remarks()
     changed = build("train.schedule=constant", preset="own/pop", values={"method": {"name": "pop"}})
     assert changed.remarks() == [
-        "train.milestones has no effect with train.schedule=constant; for drops: train.schedule=step"
+        "train.milestones has no effect with train.schedule=constant; it needs train.schedule=step"
     ]
     assert build("train.schedule=step", "train.milestones=[0.3]", "train.decay=0.5").remarks() == []
     assert build(file=file(build().to_yaml())).remarks() == []  # every default, written out

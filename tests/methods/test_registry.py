@@ -207,17 +207,17 @@ def settings_of(name: str, **values: object) -> MethodSettings:
         (settings_of("cc"), 1, []),
         (settings_of("crosel"), 1, []),
         (settings_of("crosel", gamma_start=0.5), 9, ["method.gamma_start has no effect without method.ramp"]),
-        (settings_of("crosel", ramp=2), 9, ["method.ramp=2 has no effect without a value to start from"]),
+        (settings_of("crosel", ramp=2), 9, ["method.ramp=2 has no effect without a start value"]),
         (settings_of("crosel", ramp=2, lambda_cr_start=1), 9, []),
         (
             settings_of("crosel", outside_gamma=0.95),
             9,
-            ["method.outside_gamma=0.95 is above method.gamma and counts as 0.9"],
+            ["method.outside_gamma=0.95 is above method.gamma; 0.9 is used"],
         ),
         (
             settings_of("crosel", least_selected=50, scope="none"),
             9,
-            ["method.least_selected=50 with method.scope=none: as long as fewer are selected, nothing is learnt"],
+            ["method.least_selected=50 with method.scope=none: while fewer are selected, a network learns nothing"],
         ),
         (settings_of("crosel", least_selected=50), 9, []),
         (settings_of("crosel", outside_gamma=0.5), 9, []),  # the flags of the labels follow it

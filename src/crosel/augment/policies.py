@@ -25,24 +25,28 @@ class AugmentSettings(Settings):
     padding: int | None = Field(
         None, ge=0, description="pixels of reflected padding before the crop; null: an eighth of the side"
     )
-    strong_ops: int = Field(2, ge=0, description="operations drawn for a strong view")
-    strong_chance: Share = Field(0.5, description="chance that each of them is applied")
+    strong_ops: int = Field(2, ge=0, description="number of random operations in a strong view")
+    strong_chance: Share = Field(0.5, description="probability that each of them is applied")
     strong_magnitudes: tuple[Magnitude, Magnitude] = Field(
-        (1, 9), description="smallest and largest magnitude, on a scale of 0 to 10"
+        (1, 9), description="smallest and largest magnitude of an operation, on a scale of 0 to 10"
     )
-    cutout: Share = Field(0.5, description="side of the cut-out square, as a share of the image's; 0: none")
+    cutout: Share = Field(0.5, description="side of the cut-out square, as a share of the image side; 0: none")
     cutout_fill: Level = Field(127, description="grey level of the cut-out square")
-    fill: Level = Field(0, description="grey level of what rotating, shearing and moving uncover")
-    policy: Literal["cifar10", "svhn"] = Field("cifar10", description="AutoAugment policy")
-    feature_noise: float = Field(0.1, ge=0, description="noise of the strong view of standardised features")
-    feature_drop: Share = Field(0.1, description="chance that a strong view sets a feature to 0")
-    weak_feature_noise: float = Field(0.0, ge=0, description="noise of the weak view of features")
+    fill: Level = Field(0, description="grey level of areas that rotating, shearing and moving uncover")
+    policy: Literal["cifar10", "svhn"] = Field("cifar10", description="AutoAugment policy of the view `autoaugment`")
+    feature_noise: float = Field(
+        0.1, ge=0, description="standard deviation of the noise in strong views of standardised features"
+    )
+    feature_drop: Share = Field(0.1, description="probability that a strong view sets a feature to 0")
+    weak_feature_noise: float = Field(
+        0.0, ge=0, description="standard deviation of the noise in weak views of features"
+    )
 
     @field_validator("strong_magnitudes")
     @classmethod
     def _ordered(cls, value: tuple[int, int]) -> tuple[int, int]:
         if value[0] > value[1]:
-            raise ValueError("the smallest magnitude comes first")
+            raise ValueError("give the smallest magnitude first")
         return value
 
 

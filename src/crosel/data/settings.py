@@ -18,25 +18,35 @@ Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
 class DataSettings(Settings):
     """How files become a dataset. For digits, cifar10, cifar100 and svhn, only what is said of test sets matters."""
 
-    image_size: int = Field(32, ge=1, le=2048, description="images are resized to this many pixels each way")
-    image_mode: Literal["RGB", "L"] = Field("RGB", description="colour, or L for one channel of grey")
-    image_root: str | None = Field(None, description="folder that image paths start from; default: the file's own")
-    inputs: str | None = Field(None, description="file with the inputs of votes or scores, joined by id")
-    classes: tuple[str, ...] | None = Field(None, description="names and order of the classes; default: those found")
-    format: Format = Field("auto", description="what a csv file holds, where its header does not tell")
+    image_size: int = Field(32, ge=1, le=2048, description="height and width to which images are resized, in pixels")
+    image_mode: Literal["RGB", "L"] = Field("RGB", description="RGB for colour, L for greyscale")
+    image_root: str | None = Field(
+        None, description="folder that image paths are relative to; default: the folder of the file"
+    )
+    inputs: str | None = Field(None, description="file or folder with the inputs of votes or scores, joined by id")
+    classes: tuple[str, ...] | None = Field(
+        None, description="names of the classes, in order; default: those found in the data"
+    )
+    format: Format = Field("auto", description="what a csv file contains, if its header does not show it")
     annotators: tuple[str, ...] | None = Field(
         None,
-        description="columns of a csv file that hold votes, one for each annotator; default: as the file tells",
+        description="columns of a csv file with votes, one for each annotator; default: recognised by name or content",
     )
-    separator: str = Field("|", min_length=1, max_length=8, description="what stands between the labels of a csv cell")
-    choices: str | None = Field(None, description="Label Studio: name of the choices that are the labels, of several")
+    separator: str = Field("|", min_length=1, max_length=8, description="separator between the labels in a csv cell")
+    choices: str | None = Field(
+        None, description="Label Studio: name of the choices tag with the labels, if there are several"
+    )
     skip_bad: bool = Field(
         False,
-        description="leave out rows with an image that cannot be read, an empty set, or an earlier row's path or id",
+        description="leave out rows with an unreadable image, an empty set, or the path or id of an earlier row",
     )
-    own_test: bool = Field(True, description="false: leave the data's own test set alone, as when choosing settings")
-    test_share: float = Field(0, ge=0, lt=1, description="share held out for testing, for data without a test set")
-    split_seed: int = Field(0, ge=0, lt=2**63, description="decides which examples are held out")
+    own_test: bool = Field(
+        True, description="use the data's own test set; false: do not, for example while you choose settings"
+    )
+    test_share: float = Field(
+        0, ge=0, lt=1, description="share of the examples to hold out for testing, for data without a test set"
+    )
+    split_seed: int = Field(0, ge=0, lt=2**63, description="seed that picks the held-out examples")
     cache: bool = Field(True, description="keep decoded images in .crosel-cache beside the file")
 
     def with_full_paths(self) -> DataSettings:

@@ -77,7 +77,7 @@ def ramp(epoch: int, ramp_epochs: float, consistency: float) -> float:
 class CRDPLLSettings(MethodSettings):
     name: Literal["crdpll"] = "crdpll"
     views: tuple[View, View, View] = Field(
-        ("weak", "autoaugment", "autoaugment"), description="x_0 (which L_sup sees), x_1 and x_2"
+        ("weak", "autoaugment", "autoaugment"), description="augmentations of x_0 (used by L_sup), x_1 and x_2"
     )
     consistency: float = Field(1.0, ge=0, description="λ, full weight of the consistency loss")
     ramp_share: float = Field(0.5, ge=0, le=1, description="share of the epochs over which λ grows from 0")

@@ -122,38 +122,50 @@ def ramp(start: float | None, end: float, progress: float) -> float:
 
 class CroSelSettings(MethodSettings):
     name: Literal["crosel"] = "crosel"
-    networks: Literal[1, 2] = Field(2, description="two select for each other; one selects for itself")
+    networks: Literal[1, 2] = Field(
+        2, description="number of networks: two select for each other, one selects for itself"
+    )
     warmup: int | None = Field(
-        None, ge=1, description="epochs of CC before selecting; default 10, at most a third", json_schema_extra=STAGE
+        None,
+        ge=1,
+        description="epochs of CC before selection begins; default: 10, at most a third of all",
+        json_schema_extra=STAGE,
     )
     warmup_view: View = Field("weak", description="augmentation during warm-up")
-    bank_length: int = Field(3, ge=1, description="t, epochs of history")
-    gamma: float = Field(0.9, ge=0, le=1, description="γ, confidence that the mean must exceed")
-    criteria: tuple[Literal[1, 2, 3], ...] = Field((1, 2, 3), description="which of β1, β2, β3 apply")
-    lambda_cr: float = Field(4.0, ge=0, description="λ_cr, weight of co-mix")
-    dynamic_lambda: bool = Field(True, description="scale λ_cr by the share not selected (Eq. 14)")
-    scope: Literal["all", "unselected", "none"] = Field("all", description="examples that co-mix sees")
+    bank_length: int = Field(3, ge=1, description="t, length of the history in epochs")
+    gamma: float = Field(0.9, ge=0, le=1, description="γ, threshold for the mean confidence over the history")
+    criteria: tuple[Literal[1, 2, 3], ...] = Field((1, 2, 3), description="which of the criteria β1, β2, β3 apply")
+    lambda_cr: float = Field(4.0, ge=0, description="λ_cr, weight of the co-mix loss")
+    dynamic_lambda: bool = Field(True, description="scale λ_cr by the share of examples not selected (Eq. 14)")
+    scope: Literal["all", "unselected", "none"] = Field("all", description="which examples co-mix uses")
     selected_view: View = Field("weak", description="augmentation of the selected batch")
-    least_selected: int = Field(1, ge=1, description="where fewer are selected, a network learns from co-mix alone")
-    temperature: float = Field(0.5, gt=0, description="T, sharpening of the pseudo labels")
-    alpha: float = Field(0.75, gt=0, description="α of MixUp's Beta distribution")
-    mix_per_pair: bool = Field(False, description="one λ for each pair instead of one a step")
-    target_mode: Literal["train", "eval"] = Field("train", description="batch norm in the target pass")
-    average: Literal["logits", "probabilities"] = Field("logits", description="what prediction averages")
+    least_selected: int = Field(
+        1, ge=1, description="if fewer examples are selected, a network learns from co-mix alone"
+    )
+    temperature: float = Field(0.5, gt=0, description="T, temperature that sharpens the pseudo labels")
+    alpha: float = Field(0.75, gt=0, description="α of the Beta distribution of MixUp")
+    mix_per_pair: bool = Field(False, description="draw one λ for each pair instead of one per step")
+    target_mode: Literal["train", "eval"] = Field(
+        "train", description="mode of batch norm in the pass that makes the pseudo labels"
+    )
+    average: Literal["logits", "probabilities"] = Field(
+        "logits", description="what is averaged over the networks to predict"
+    )
     ramp: int = Field(
         0,
         ge=0,
-        description="epochs after warm-up over which the *_start values move to their ends",
+        description="epochs after warm-up in which the *_start values move to their final values",
         json_schema_extra=STAGE,
     )
     temperature_start: float | None = Field(None, gt=0, description="T when selection begins")
     lambda_cr_start: float | None = Field(None, ge=0, description="λ_cr when selection begins")
     gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins")
     outside: Literal["keep", "drop", "take"] = Field(
-        "keep", description="examples whose set seems to miss the truth: as the rest, left out, or with the new label"
+        "keep",
+        description="examples whose set seems to miss the true label: keep as they are, drop, or take the new label",
     )
     outside_gamma: float | None = Field(
-        None, ge=0, le=1, description="confidence that `outside` asks for; default γ, at most γ"
+        None, ge=0, le=1, description="confidence needed for `outside`, at most γ; default: γ"
     )
 
     def remarks(self, epochs: int) -> list[str]:
@@ -162,17 +174,17 @@ class CroSelSettings(MethodSettings):
         lines = super().remarks(epochs)
         if given and not self.ramp:
             lines.append(
-                f"method.{given[0]} has no effect without method.ramp, the epochs in which it moves to its end"
+                f"method.{given[0]} has no effect without method.ramp, the epochs in which it moves to its final value"
             )
         if self.ramp and not given:
-            lines.append(f"method.ramp={self.ramp} has no effect without a value to start from: {', '.join(starts)}")
+            lines.append(f"method.ramp={self.ramp} has no effect without a start value: {', '.join(starts)}")
         if self.least_selected > 1 and self.scope == "none":
             lines.append(
-                f"method.least_selected={self.least_selected} with method.scope=none: as long as fewer are selected, "
-                "nothing is learnt"
+                f"method.least_selected={self.least_selected} with method.scope=none: while fewer are selected, "
+                "a network learns nothing"
             )
         if self.outside_gamma is not None and self.outside_gamma > self.gamma:
-            lines.append(f"method.outside_gamma={self.outside_gamma} is above method.gamma and counts as {self.gamma}")
+            lines.append(f"method.outside_gamma={self.outside_gamma} is above method.gamma; {self.gamma} is used")
         return lines
 
 

@@ -65,9 +65,11 @@ def lws_weights(logits: Tensor, candidates: Tensor, epsilon: float = 1e-8) -> Te
 class LWSSettings(MethodSettings):
     name: Literal["lws"] = "lws"
     view: Literal["plain", "weak", "strong"] = Field("weak", description="augmentation of the training batch")
-    loss: Literal["sigmoid", "cross-entropy"] = Field("sigmoid", description="loss of a label: LWS, or LWC")
-    beta: float = Field(1.0, ge=0, description="β, what the labels outside the candidate set count")
-    epsilon: float = Field(1e-8, gt=0, description="added to each summand when weights are renormalised")
+    loss: Literal["sigmoid", "cross-entropy"] = Field(
+        "sigmoid", description="loss of a single label: sigmoid for LWS, cross-entropy for LWC"
+    )
+    beta: float = Field(1.0, ge=0, description="β, weight of the labels outside the candidate set")
+    epsilon: float = Field(1e-8, gt=0, description="added to each term when weights are renormalised")
 
 
 @register

@@ -93,18 +93,18 @@ def enqueue(queue: Tensor, queue_labels: Tensor, pointer: Tensor, keys: Tensor, 
 
 class PiCOSettings(MethodSettings):
     name: Literal["pico"] = "pico"
-    query_view: View = Field("contrast-weak", description="view of the query network, and to classify")
-    key_view: View = Field("contrast-strong", description="view of the key network")
+    query_view: View = Field("contrast-weak", description="augmentation for the query network and for classification")
+    key_view: View = Field("contrast-strong", description="augmentation for the key network")
     dimensions: int = Field(128, ge=2, description="size of the embedding")
-    queue: int = Field(8192, ge=1, description="keys remembered; never more than there are examples")
-    key_momentum: float = Field(0.999, ge=0, le=1, description="m of the key network's moving average")
-    proto_momentum: float = Field(0.99, ge=0, lt=1, description="moving average of the prototypes")
+    queue: int = Field(8192, ge=1, description="number of keys remembered, at most the number of examples")
+    key_momentum: float = Field(0.999, ge=0, le=1, description="m, decay of the key network's moving average")
+    proto_momentum: float = Field(0.99, ge=0, lt=1, description="decay of the moving average of the prototypes")
     proto_start: int = Field(
-        1, ge=0, description="epochs before prototypes act and SupCon begins", json_schema_extra=STAGE
+        1, ge=0, description="epochs before prototypes and SupCon are used", json_schema_extra=STAGE
     )
     phi_start: float = Field(0.95, ge=0, le=1, description="φ in the first epoch")
     phi_end: float = Field(0.8, ge=0, le=1, description="φ at the end of the run")
-    temperature: float = Field(0.07, gt=0, description="τ of the contrastive loss")
+    temperature: float = Field(0.07, gt=0, description="τ, temperature of the contrastive loss")
     contrast: float = Field(0.5, ge=0, description="weight of the contrastive loss")
 
 

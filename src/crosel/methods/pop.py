@@ -70,17 +70,20 @@ def raise_threshold(threshold: Tensor, changed: Tensor, limit: float, growth: fl
 class PoPSettings(MethodSettings):
     name: Literal["pop"] = "pop"
     views: tuple[View, View, View] = Field(
-        ("plain", "autoaugment", "autoaugment"), description="x_0 (which the weights follow), x_1 and x_2"
+        ("plain", "autoaugment", "autoaugment"),
+        description="augmentations of x_0 (which sets the weights), x_1 and x_2",
     )
     warm_up: int = Field(
-        20, ge=0, description="epochs before the first epoch that ends with a purification", json_schema_extra=STAGE
+        20, ge=0, description="epochs before the first epoch that ends with purification", json_schema_extra=STAGE
     )
     every: int = Field(5, ge=1, description="epochs from one purification to the next")
-    history: int = Field(5, ge=1, description="epochs whose weights are averaged")
-    threshold: float = Field(1e-3, gt=0, lt=1, description="θ at the start")
+    history: int = Field(5, ge=1, description="number of epochs over which label weights are averaged")
+    threshold: float = Field(1e-3, gt=0, lt=1, description="θ, threshold at the start")
     growth: float = Field(1e-3, ge=0, description="θ grows to θ (1 + growth) when the sets have settled")
-    cap: float = Field(0.4, gt=0, lt=1, description="θ does not grow beyond this")
-    settled: float = Field(1e-4, gt=0, le=1, description="settled: fewer than this share of n x k entries changed")
+    cap: float = Field(0.4, gt=0, lt=1, description="upper limit for the growth of θ")
+    settled: float = Field(
+        1e-4, gt=0, le=1, description="the sets have settled if fewer than this share of n x k entries changed"
+    )
 
     def remarks(self, epochs: int) -> list[str]:
         lines = super().remarks(epochs)
