@@ -103,7 +103,7 @@ def train(
         named = any(item.startswith("source=") for item in set_ or ())
         if source is None and config is None and not (preset and named):
             if preset is not None or not (resume and out):
-                raise UserError("say what to train on (digits, cifar10, a file, …), or --resume with --out RUN")
+                raise UserError("give something to train on (digits, cifar10, a file, …), or --resume with --out RUN")
             base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")
         return build_config(preset=preset, file=config, settings=set_ or (), values=values, base=base)
 
@@ -203,12 +203,12 @@ def labels(
     ours = (run / f"{name}.npz" for name in ("candidates", "selection", "predictions"))
     keep_apart(out, session.config.source, session.config.data.inputs, tasks, *ours)
     if doubtful_first and out.absolute().parent.resolve() == run.resolve():  # whose labels.csv is read by row
-        raise UserError(f"{out}: what lies in a run folder keeps the order of the data; choose another --out")
+        raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
     table = label_table(session, outside_gamma)
     if doubtful_first:
         table = table.doubtful_first()
     if only_outside:
-        typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the truth: {out}")
+        typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the true label: {out}")
         return
     write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
     flags = Counter(flag or "clear" for flag in table.flags)
@@ -273,7 +273,7 @@ def report(
     from crosel.run import RunFolder
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{out}: the report is an .html file; give it this ending")
+        raise UserError(f"{out}: the report is an .html file; use this ending")
     folders = [RunFolder(path) for path in runs]
     for folder in folders:
         folder.read_config()  # says what is wrong with the folder, if anything
@@ -336,7 +336,7 @@ def review(
     if export is None:
         serve_review(run, port, not no_browser)
     elif (run / "config.yaml").is_file() and not (run / "review.jsonl").is_file():
-        raise UserError(f"{run}: nothing is decided yet; review it first: crosel review {run}")
+        raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
     else:
         typer.echo(f"{export_corrections(run, export):,} decisions: {export}")
 
@@ -360,7 +360,7 @@ def _hint(error: Any) -> str:
     context = error.ctx
     hint = f"{context.command_path if context else 'crosel'} --help shows what there is"
     if hasattr(error, "option_name") and any(option.name == "set_" for option in context.command.params):
-        hint += "; settings go by --set, as in --set train.epochs=20"
+        hint += "; settings are passed with --set, as in --set train.epochs=20"
     return hint
 
 

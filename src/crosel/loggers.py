@@ -74,7 +74,7 @@ def check_loggers(names: Iterable[str]) -> None:
     """Say what is wrong before a run begins."""
     for name in names:
         if name not in LOGGERS:
-            raise UserError(f"unknown logger '{name}'{did_you_mean(name, LOGGERS)}; there are {', '.join(LOGGERS)}")
+            raise UserError(f"unknown logger '{name}'{did_you_mean(name, LOGGERS)}; choose from {', '.join(LOGGERS)}")
         _, module, package = LOGGERS[name]
         try:
             importlib.import_module(module)
@@ -97,7 +97,7 @@ class LoggerWatcher:
             self._logger = None
             lines = str(error).splitlines()
             reason = lines[0] if lines else type(error).__name__
-            self._say(f"{self._name} is left out from here on ({reason}); metrics.jsonl has everything")
+            self._say(f"{self._name} failed ({reason}) and is switched off; metrics.jsonl has everything")
         else:
             self._logger = result if keep else self._logger
 

@@ -108,7 +108,7 @@ def train_run(
             if world.rank:
                 fit(session, (), stop)
             elif folder.is_done:
-                console.say(f"{out} is finished already")
+                console.say(f"{out} is already finished")
             else:
                 others = [LoggerWatcher(name, folder.path, session, console.say) for name in loggers]
                 for watcher in others:
@@ -117,7 +117,7 @@ def train_run(
                 finish(folder, session)
             return session
     except Interrupted:
-        raise Interrupted(f"stopped; the state is saved. Go on with: crosel train --resume --out {out}") from None
+        raise Interrupted(f"stopped; the state is saved. Continue with: crosel train --resume --out {out}") from None
     finally:
         console.close()
 
@@ -146,7 +146,7 @@ def _open(
             console.say(line)
         return session
     if corrections:
-        raise UserError(f"{folder.path} was begun with its own labels; to use corrections, choose another --out")
+        raise UserError(f"{folder.path}: corrections apply only to a new run; choose another --out")
     folder.take_config(config)
     data = folder.with_candidates(with_classes_of(data, config.candidates))
     session = build_session(config, data, device, trust_code=trust_code, world=world)

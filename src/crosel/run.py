@@ -37,7 +37,9 @@ FREE_TO_CHANGE = {
     "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
 _SAVING = OneLine(
-    torch.device("cpu"), "for a checkpoint", "what was saved before is good; free some memory and go on with --resume"
+    torch.device("cpu"),
+    "for a checkpoint",
+    "earlier checkpoints are intact; free some memory and continue with --resume",
 )  # the copy is in the host's memory, whatever trains
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
@@ -80,12 +82,12 @@ class RunFolder:
         """Refuse a folder that holds something else than a run to go on with."""
         if self.exists:
             if not resume:
-                raise UserError(f"{self.path} holds a run already; go on with it by --resume, or choose another --out")
+                raise UserError(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
             return
         with disk_errors(self.path):
             others = {path.name for path in self.path.iterdir() if not path.name.startswith(TEMPORARY)}
         if others - _BEFORE_CONFIG:
-            raise UserError(f"{self.path} is not a run folder and not empty; choose another --out")
+            raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
 
     def read_config(self, say: Callable[[str], None] = lambda text: None) -> RunConfig:
         """The run's settings; where the file cannot be read any more, those that the newest checkpoint carries."""
@@ -94,7 +96,7 @@ class RunFolder:
                 raise UserError(f"{self.path}: no such run folder")
             if not self.exists:
                 inside = [*self.path.glob("*/config.yaml"), *self.path.glob("*/*/config.yaml")]
-                such_as = f"; it holds runs, such as {min(inside).parent}" if inside else ""
+                such_as = f"; it contains runs, such as {min(inside).parent}" if inside else ""
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
             return self._config_on_disk()
@@ -103,7 +105,7 @@ class RunFolder:
             if found is None or not isinstance(found.state.get("config"), dict):
                 raise
             config = check_config(found.state["config"], place=f"{self.checkpoints}: ")
-            say(f"{self / 'config.yaml'} is damaged; its settings were taken from the newest checkpoint")
+            say(f"{self / 'config.yaml'} is damaged; using the settings from the newest checkpoint")
             return config
 
     def _config_on_disk(self) -> RunConfig:
@@ -116,8 +118,8 @@ class RunFolder:
         if changed is not None:
             name, was, now = changed
             raise UserError(
-                f"{self.path} was made with another config: {name} was {was!r}, now {now!r}; "
-                "take the old value, or another --out"
+                f"{self.path} has a run with other settings: {name} was {was!r}, now {now!r}; "
+                "use the old value, or choose another --out"
             )
         damaged = False
         try:
@@ -188,7 +190,7 @@ class RunFolder:
         saved = self.read_candidates()
         changed = _changed(saved, data)
         if changed is not None:
-            raise UserError(f"{self.path} was made from other data: {changed}; put them back as they were")
+            raise UserError(f"{self.path} was trained on other data: {changed}; restore the original data")
         return replace(data, candidates=saved["candidates"])
 
     def stand_in(self) -> Dataset:
@@ -209,16 +211,16 @@ class RunFolder:
         if found.checkpoint is not None:
             self._check_unchanged(session.config, found.checkpoint.state)
             session.restore(found.checkpoint)
-        lines = [f"checkpoint {path.name} is damaged; it is left aside" for path in found.damaged]
+        lines = [f"checkpoint {path.name} is damaged and was moved aside" for path in found.damaged]
         with disk_errors(self.checkpoints):
             for path in found.damaged:
                 path.rename(path.with_suffix(".damaged"))
         checkpoint.prune(self.checkpoints, session.config.train.keep_checkpoints)
         p = session.progress
         if found.checkpoint is not None:
-            lines.append(f"going on after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
+            lines.append(f"continuing after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
         else:
-            lines.append(f"no {'good ' if found.damaged else ''}checkpoint yet: starting from the beginning")
+            lines.append(f"no {'good ' if found.damaged else ''}checkpoint yet; starting from the beginning")
         if p.epoch < session.config.train.epochs:
             with disk_errors(self / "done"):
                 (self / "done").unlink(missing_ok=True)
@@ -234,8 +236,8 @@ class RunFolder:
         if changed is not None:
             name, was, now = changed
             raise UserError(
-                f"{self / 'config.yaml'} has changed since the run was made: {name} was {was!r}, now {now!r}; "
-                "put it back"
+                f"{self / 'config.yaml'} has changed since the run started: {name} was {was!r}, now {now!r}; "
+                "change it back"
             )
 
     # --- watching the loop ------------------------------------------------------------------------------------
@@ -309,15 +311,15 @@ def load_run(
     session = build_session(config, data, device, trust_code=trust_code)
     found = checkpoint.load_newest(folder.checkpoints)
     for damaged in found.damaged:
-        say(f"checkpoint {damaged.name} is damaged; it is passed over")
+        say(f"checkpoint {damaged.name} is damaged and is ignored")
     if found.checkpoint is None:
-        raise UserError(f"{path}: there is no checkpoint to use yet; train it first: crosel train … --out {path}")
+        raise UserError(f"{path}: there is no checkpoint yet; train it first: crosel train … --out {path}")
     session.load_weights(found.checkpoint.tensors)
     session.progress.epoch = found.checkpoint.state["epoch"]
     session.progress.rows = found.checkpoint.state["rows"]
     epoch, epochs = session.progress.epoch, config.train.epochs
     if not folder.is_done and epoch < epochs:
-        say(f"{path} is not finished: it is used as it is after {epoch} of {epochs} epochs")
+        say(f"{path} is not finished; using its state after {epoch} of {epochs} epochs")
     return session
 
 
@@ -362,7 +364,7 @@ def _changed(saved: Mapping[str, Any], data: Dataset) -> str | None:
     if sets.shape != (data.n, len(data.classes)):
         return f"{sets.shape[0]} examples and {sets.shape[1]} classes, now {data.n} and {len(data.classes)}"
     if str(saved["data"]) != data.fingerprint():
-        return "x or the names of the classes have changed"
+        return "x or the class names have changed"
     if data.candidates is not None:
         changed = (data.candidates != sets).any(axis=1)
         changed[saved["corrected"]] = False

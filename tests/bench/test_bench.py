@@ -86,7 +86,7 @@ def test_done_is_skipped_broken_resumed_failing_reported(tmp_path: Path, capsys:
         "selected; raise train.epochs or lower method.warmup"
     ]
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"tiny: 3 cells into {tmp_path}"
+    assert said[0] == f"tiny: 3 cells, in {tmp_path}"
     assert re.match(r"done     digits-q0.3/cc-seed0 +2/3  accuracy \d", said[4])
 
     cc, proden = (RunFolder(tmp_path / "digits-q0.3" / f"{name}-seed0") for name in ("cc", "proden"))
@@ -112,7 +112,7 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_the_cell(tmp_path: 
     assert run_suite(suite, tmp_path, on="here", settings=["train.log_every=3"])[0].status == "skipped"
     (other,) = run_suite(suite, tmp_path, on="here", device="cpu", settings=["train.lr=0.3"])
     assert other.status == "failed"
-    assert other.line == "a finished run with other settings is here: train.lr was 0.05, now 0.3"
+    assert other.line == "a finished run with other settings is in this folder: train.lr was 0.05, now 0.3"
     assert list_lines([other.cell], tmp_path)[0].startswith("failed ")
     (tmp_path / other.cell.name / "config.yaml").write_text("nonsense: 1\n", encoding="utf-8")
     assert run_suite(suite, tmp_path, on="here")[0].status == "skipped"  # the checkpoint knows the settings, too
@@ -140,7 +140,7 @@ def test_nothing_is_begun_when_something_is_wrong_with_the_call(tmp_path: Path) 
     out = tmp_path / "out"
     for call, says in (
         ({"jobs": 0}, "--jobs 0"), ({"on": "locl"}, "did you mean 'local'"), ({"settings": ["train.lr"]}, "NAME=VALUE"),
-        ({"seeds": 0}, "'seeds' is a number"),
+        ({"seeds": 0}, "'seeds' must be a number"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             run_suite("digits-tiny", out, **call)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pyt
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Interrupted, match="stopped with 0 of 2 cells done; the same command goes on"):
+    with pytest.raises(Interrupted, match="stopped with 0 of 2 cells done; run the same command again to continue"):
         run_suite(suite, tmp_path, device="cpu")
     thread.join()
     reached = epochs_done(folders[0])

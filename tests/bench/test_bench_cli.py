@@ -147,7 +147,7 @@ def test_what_there_is(crosel_cli: CroselCli) -> None:
     ("words", "says"),
     [
         (("bench", "digist"), "unknown suite 'digist' (did you mean 'digits'?)"),
-        (("bench", "digits-tiny", "--on", "mars"), "--on mars: there is no such place"),
+        (("bench", "digits-tiny", "--on", "mars"), "--on mars: unknown; choose from local, ray"),
         (("bench", "digits-tiny", "--jobs", "0"), "jobs"),
         (
             ("bench", "digits-tiny", "--set", "train.lr=x"),

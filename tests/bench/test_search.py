@@ -91,7 +91,7 @@ def test_a_search_that_was_stopped_goes_on_and_its_best_config_trains(here: Here
     seen = len(here.seen)
     assert search_suite(suite(source), tmp_path, on="here", device="cpu").trials == found.trials
     assert len(here.seen) == seen  # nothing left to do
-    with pytest.raises(UserError, match="holds another search"):
+    with pytest.raises(UserError, match="contains another search"):
         search_suite(suite(source, {"train.lr": [0.1]}), tmp_path, on="here", device="cpu")
 
 
@@ -127,7 +127,7 @@ def test_no_true_label_is_within_reach_unless_asked_for(here: Here, source: Path
         assert found.trials[0].score == pytest.approx(np.mean(right if oracle else inside))
         parts[name] = judge(run, held_out, "approximated_accuracy", "cpu")
     assert 0 < parts["blind"] <= 1
-    with pytest.raises(UserError, match="say --oracle"):
+    with pytest.raises(UserError, match="add --oracle to allow this"):
         search_suite(suite(source, search={"score": "oracle_accuracy"}), tmp_path / "not", on="here", device="cpu")
 
 
@@ -145,9 +145,9 @@ def test_a_failing_trial_is_reported_and_the_rest_go_on(here: Here, source: Path
     ("change", "message"),
     [
         ({"space": {}}, "'space' names settings"),
-        ({"space": {"a": {"low": 2, "high": 1}}}, "the first the smaller"),
+        ({"space": {"a": {"low": 2, "high": 1}}}, "'low' the smaller"),
         ({"space": {"a": {"low": 0, "high": 1, "log": True}}}, "above 0"),
-        ({"space": {"a": {"low": 1, "high": 3, "step": 0}}}, "'step' is a number"),
+        ({"space": {"a": {"low": 1, "high": 3, "step": 0}}}, "'step' must be a number"),
         ({"space": {"a": {"low": 1, "hihg": 3}}}, "did you mean 'high'"),
         ({"space": {"a": 3}}, "a list of values"),
         ({"trials": 0}, "at least 1"),
@@ -180,16 +180,16 @@ def test_the_command_line(source: Path, tmp_path: Path, crosel_cli: CroselCli, m
         f"base: {{source: {source}, method: cc}}\nsearch: {{space: {{train.lr: [0.1]}}, trials: 2}}\n", encoding="utf-8"
     )
     listed = crosel_cli("bench", text, "--list")
-    assert listed.out == "s: a search of 2 trials over train.lr\n"
+    assert listed.out == "s: search with 2 trials over train.lr\n"
     for words in (("--list",), ("--out", tmp_path / "out")):
         part = crosel_cli("bench", text, "--only", "*", *words)
         assert (part.code, part.out) == (2, "")
         assert part.err == (
-            f"crosel: {text} has a search in it, in which each trial follows from those before: --only picks cells of "
+            f"crosel: {text} has a search, where each trial depends on earlier ones; --only works only with cells of "
             "a grid\n"
         )
         assert not (tmp_path / "out").exists()
-    assert "--oracle is for suites with a search" in crosel_cli("bench", "digits-tiny", "--oracle").err
+    assert "--oracle works only with suites that have a search" in crosel_cli("bench", "digits-tiny", "--oracle").err
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *a: _missing() if name == "optuna" else real(name, *a))
     result = crosel_cli("bench", text, "--out", tmp_path / "out")

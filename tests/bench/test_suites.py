@@ -91,7 +91,7 @@ def test_seeds_and_settings_go_over_the_suite() -> None:
     assert [cell.config.seed for cell in expand(suite, seeds=3)] == [0, 1, 2]
     assert [cell.config.seed for cell in expand(suite, seeds=[4, 2])] == [4, 2]
     assert expand(suite, settings=["train.epochs=25"])[0].config.train.epochs == 25
-    with pytest.raises(UserError, match=r"are the same run; --set train.lr=1 goes over what the suite varies"):
+    with pytest.raises(UserError, match=r"are the same run; --set train.lr=1 overrides what the suite varies"):
         expand(make(grid={"train.lr": [0.1, 0.2]}), settings=["train.lr=1"])
 
 
@@ -252,18 +252,18 @@ def test_list_shows_a_command_for_each_cell(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ({"gird": {}}, "unknown key 'gird' (did you mean 'grid'?)"),
-        ({"seeds": 0}, "'seeds' is a number from 1 on"),
+        ({"seeds": 0}, "'seeds' must be a number of at least 1"),
         ({"seeds": [1, 1]}, "different seeds"),
-        ({"seeds": [[1]]}, "'seeds' is a number"),
-        ({"seeds": True}, "'seeds' is a number"),
+        ({"seeds": [[1]]}, "'seeds' must be a number"),
+        ({"seeds": True}, "'seeds' must be a number"),
         ({"base": {}}, "'source' is missing"),
         ({"base": 3}, "'base' needs"),
-        ({"base": {**BASE, "seed": 3}}, "seeds are given by 'seeds'"),
+        ({"base": {**BASE, "seed": 3}}, "give seeds as 'seeds'"),
         ({"grid": {"method": "cc"}}, "'grid.method' needs a list"),
         ({"grid": {"method": []}}, "'grid.method' needs a list"),
         ({"grid": {"a": [{"train.lr": 1}]}}, "settings without a name"),
         ({"grid": 3}, "'grid' needs lines"),
-        ({"parts": {}}, "'parts' is a list"),
+        ({"parts": {}}, "'parts' must be a list"),
         ({"parts": [3]}, "parts, item 1"),
         ({"parts": [{"bass": {}}]}, "parts, item 1: unknown key 'bass' (did you mean 'base'?)"),
         ({"grid": {"method": ["croesl"]}}, "did you mean 'crosel'?"),
@@ -271,7 +271,7 @@ def test_list_shows_a_command_for_each_cell(tmp_path: Path) -> None:
         ({"grid": {"train.lr": [-1]}}, "cell digits-q0.3/crosel-lr=-1-seed0: setting 'train.lr'"),
         ({"base": {**BASE, "preset": "demo/digit"}}, "did you mean 'demo/digits'?"),
         ({"grid": {"a": {"b": {}, "c": {}}}}, "crosel-a=b-seed0 and digits-q0.3/crosel-a=c-seed0 are the same run"),
-        ({"parts": [{}, {}]}, "two cells are called digits-q0.3/crosel-seed0"),
+        ({"parts": [{}, {}]}, "two cells have the name digits-q0.3/crosel-seed0"),
     ],
 )
 def test_bad_suites(content: dict[str, Any], says: str) -> None:

@@ -121,7 +121,7 @@ def test_the_same_run_counts_once(tmp_path: Path) -> None:
     collection = collect([tmp_path, tmp_path / "a"])
     assert len(collection.finished) == 1
     assert collection.problems == (
-        f"{tmp_path / 'b' / 'copy'} repeats {tmp_path / 'a' / 'run'} (same settings and seed)",
+        f"{tmp_path / 'b' / 'copy'} is a duplicate of {tmp_path / 'a' / 'run'} (same settings and seed)",
     )
 
 
@@ -150,14 +150,12 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(UserError) as error:
         make_tables([folder])
-    assert str(error.value) == (
-        f"{folder}: no runs here or below; give the folder that --out of crosel train or crosel bench named"
-    )
+    assert str(error.value) == (f"{folder}: no runs found; give the --out folder of crosel train or crosel bench")
     run = make_run(folder / "a", done=1)
     with pytest.raises(UserError) as error:
         make_tables([folder])
     assert str(error.value) == (
-        f"{folder}: no run is finished; go on with the first: crosel train --resume --out {run}"
+        f"{folder}: no run is finished; continue the first with: crosel train --resume --out {run}"
     )
     (run / "config.yaml").write_text("seed: x\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"empty: no run can be read \(.*config.yaml: seed, method.name or source is"):
@@ -255,8 +253,8 @@ def test_the_short_ablations_meet_the_papers_rows_and_say_of_which_data(tmp_path
     text = make_tables([tmp_path]).text
     (line,) = (line for line in text.splitlines() if "| criteria=1, scope=none |" in line)
     assert "| 73.12 | 50.00 | 90.32 | 50.00 | 95.15 | cifar100 q=0.1 |" in line
-    assert "Where nothing else is said: criteria=1+2+3, dynamic_lambda=true, lambda_cr=4, lambda_cr_start=1, " in text
-    assert "Figures for cifar100 q=0.1 are the paper's nearest; its whole method has 84.07 ± 0.16 there." in text
+    assert "Unless stated otherwise: criteria=1+2+3, dynamic_lambda=true, lambda_cr=4, lambda_cr_start=1, " in text
+    assert "The paper's nearest figures are for cifar100 q=0.1; its whole method reaches 84.07 ± 0.16 there." in text
 
 
 def test_an_ablation_is_named_where_all_rows_are_it(tmp_path: Path) -> None:
@@ -302,7 +300,7 @@ def test_held_out_examples_have_tables_of_their_own(tmp_path: Path) -> None:
     assert [row.best for row in result.rows + study.rows] == [False, True, False]
     text = make_tables([tmp_path]).text
     assert "### cifar10, uniform:q=0.5, accuracy on 0.1 of the training examples, held out" in text
-    assert "Held out: the test set was left alone" in text
+    assert "Held out: accuracy on held-out training examples, not on the test set" in text
     lines = list(csv.DictReader(io.StringIO(make_tables([tmp_path], "csv").text)))
     assert [line["held_out"] for line in lines] == ["0", "0.1", "0.1"]
 
@@ -313,11 +311,9 @@ def test_only_what_a_row_has_of_its_own_is_shown(tmp_path: Path) -> None:
     make_run(tmp_path / "cc", method="cc")
     shown = [line.split(" | ")[1] for line in make_tables([tmp_path]).text.splitlines() if line.startswith("| c")]
     assert shown == ["", "alpha=0.5", "gamma=0.8", "train.lr=0.2", ""]
-    assert (
-        "\nWhere nothing else is said: train.lr=0.05; crosel: alpha=0.75, gamma=0.9.\n" in make_tables([tmp_path]).text
-    )
+    assert "\nUnless stated otherwise: train.lr=0.05; crosel: alpha=0.75, gamma=0.9.\n" in make_tables([tmp_path]).text
     assert "held out. Where nothing" not in make_tables([tmp_path], "latex").text
-    assert "uniform:q=0.5. Where nothing else is said" in make_tables([tmp_path], "latex").text
+    assert "uniform:q=0.5. Unless stated otherwise" in make_tables([tmp_path], "latex").text
     full = [line["settings"] for line in csv.DictReader(io.StringIO(make_tables([tmp_path], "csv").text))]
     assert full[0] == "alpha=0.75, gamma=0.9, train.lr=0.05"
 
@@ -327,7 +323,7 @@ def test_of_two_rows_neither_is_the_usual_one(tmp_path: Path) -> None:
     make_run(tmp_path / "b", sets=("train.lr=0.2",))
     text = make_tables([tmp_path]).text
     assert "| train.lr=0.05 |" in text
-    assert "Where nothing else is said" not in text
+    assert "Unless stated otherwise" not in text
 
 
 def test_what_the_paper_has_not_tried_has_no_figure(tmp_path: Path) -> None:
@@ -393,7 +389,7 @@ def test_formats_by_name_and_ending() -> None:
     assert pick_format(None) == pick_format(None, Path("a.txt")) == "markdown"
     assert pick_format(None, Path("a.CSV")) == "csv"
     assert pick_format("latex", Path("a.csv")) == pick_format("latex", Path("a.xlsx")) == "latex"
-    with pytest.raises(UserError, match=r"a\.xlsx: give the file one of the endings \.md, \.txt, \.csv, \.tex, or"):
+    with pytest.raises(UserError, match=r"a\.xlsx: use one of the endings \.md, \.txt, \.csv, \.tex, or"):
         pick_format(None, Path("a.xlsx"))
     with pytest.raises(UserError, match=r"did you mean 'latex'"):
         pick_format("latx")

@@ -255,7 +255,7 @@ def test_a_killed_rank_ends_the_run_and_a_restart_ends_like_an_unbroken_one(
     assert "crosel: rank 0 of 2: another rank has ended" in said
     assert "Traceback" not in said
     assert run(broken, "rest-log", "--resume") == [0, 0], logs(tmp_path / "rest-log")
-    assert "going on after epoch 1" in (tmp_path / "rest-log" / "0.log").read_text()
+    assert "continuing after epoch 1" in (tmp_path / "rest-log" / "0.log").read_text()
     assert (tmp_path / "rest-log" / "1.log").read_text() == ""  # one speaks for all
     ours, theirs = (load_newest(out / "checkpoints").checkpoint for out in (broken, whole))
     assert ours is not None
@@ -279,7 +279,7 @@ def test_the_launcher_restarts_a_run_that_lost_a_rank(launch: Launch, source: Pa
     assert launch(1, "elastic", tmp_path, argv=command(source, out), workers=2) == [0], logs(tmp_path)
     said = logs(tmp_path)
     assert "another rank has ended" in said
-    assert "going on after epoch 1" in said
+    assert "continuing after epoch 1" in said
     assert [row["epoch"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [1, 2, 3]
     assert (out / "done").is_file()
 

@@ -106,16 +106,16 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "."): ("cannot read a folder without a folder of images for each class", "csv file: path,candidates"),
     ("train", ""): ("source '' is neither a file nor one of digits",),
     ("train", "digits", "--candidates", "uniform:q=0.3,q=0.5"): ("rule 'uniform:q=0.3,q=0.5': q is given twice",),
-    ("train",): ("say what to train on", "--resume with --out RUN"),
-    ("train", "--resume"): ("say what to train on", "--resume with --out RUN"),
-    ("train", "--preset", "demo/digits"): ("say what to train on", "--resume with --out RUN"),
+    ("train",): ("give something to train on", "--resume with --out RUN"),
+    ("train", "--resume"): ("give something to train on", "--resume with --out RUN"),
+    ("train", "--preset", "demo/digits"): ("give something to train on", "--resume with --out RUN"),
     ("train", "digits", "--epochs", "5"): ("--epochs", "crosel train --help", "--set train.epochs=20"),
     ("trian", "digits"): ("trian", "crosel --help"),
     ("predict", "run"): ("crosel predict --help",),
     ("data",): ("Missing command", "crosel data --help"),
     ("data", "get"): ("crosel data get --help",),
     ("report", "run", "--out", "r.pdf"): ("r.pdf: the report is an .html file",),
-    ("tables", ".", "--out", "t.xlsx"): ("t.xlsx: give the file one of the endings .md, .txt, .csv, .tex",),
+    ("tables", ".", "--out", "t.xlsx"): ("t.xlsx: use one of the endings .md, .txt, .csv, .tex",),
     ("predict", "run", "x.npz", "--out", "p.csv", "--top", "0"): ("'--top'",),
     ("train", "--config", "nowhere.yaml"): ("nowhere.yaml: no such file",),
 }  # fmt: skip
@@ -347,7 +347,7 @@ def test_a_folder_of_runs_is_not_a_run(tiny_run: TinyRun, tmp_path: Path, crosel
     inside = tmp_path / "bench" / "digits" / "crosel-seed0"
     shutil.copytree(tiny_run.path, inside)
     for folder in (tmp_path / "bench", tmp_path / "bench" / "digits"):
-        says = f"{folder} is not a run folder (it has no config.yaml); it holds runs, such as {inside}"
+        says = f"{folder} is not a run folder (it has no config.yaml); it contains runs, such as {inside}"
         assert_refused(crosel_cli("report", folder, "--out", tmp_path / "r.html"), says)
 
 
@@ -381,7 +381,7 @@ def test_run_without_checkpoint(tmp_path: Path, tiny_run: TinyRun, crosel_cli: C
     run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
     for path in checkpoints(run):
         path.unlink()
-    assert_refused(crosel_cli("eval", run), f"{run}: there is no checkpoint to use yet")
+    assert_refused(crosel_cli("eval", run), f"{run}: there is no checkpoint yet")
 
 
 def test_broken_config_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
@@ -392,7 +392,7 @@ def test_broken_config_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: C
     for command in (("eval", run), ("train", "--resume", "--out", run)):  # resuming writes it anew
         code, _, err = crosel_cli(*command)
         assert code == 0
-        assert err.splitlines()[0] == f"{config} is damaged; its settings were taken from the newest checkpoint"
+        assert err.splitlines()[0] == f"{config} is damaged; using the settings from the newest checkpoint"
     for path in checkpoints(run):
         path.unlink()
     config.write_text(broken)
@@ -448,15 +448,15 @@ def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, cros
 
 def test_out_holds_something_already(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     assert_refused(
-        crosel_cli(*tiny_run.command, "--out", tiny_run.path), "holds a run already; go on with it by --resume"
+        crosel_cli(*tiny_run.command, "--out", tiny_run.path), "already holds a run; continue it with --resume"
     )
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("precious")
     for extra in ((), ("--resume",)):
-        assert_refused(crosel_cli(*tiny_run.command, *extra, "--out", other), "is not a run folder and not empty")
+        assert_refused(crosel_cli(*tiny_run.command, *extra, "--out", other), "is not empty and not a run folder")
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
-    assert_refused(crosel_cli("demo", "--out", other), "is there already and not a demo of ours")
+    assert_refused(crosel_cli("demo", "--out", other), "exists and is not the folder of a demo")
     assert (other / "thesis.tex").read_text() == "precious"
 
 
@@ -589,7 +589,7 @@ def test_read_only_disk(small_disk: Path, tmp_path: Path, tiny_run: TinyRun, for
     assert fork_server.run("eval", run)[0] == 0
     code, _, err = fork_server.run("labels", run, "--out", small_disk / "l.csv")
     unfinished, refused = err.splitlines()
-    assert unfinished == f"{run} is not finished: it is used as it is after 2 of 4 epochs"
+    assert unfinished == f"{run} is not finished; using its state after 2 of 4 epochs"
     assert (code, refused) == (2, f"crosel: {small_disk / 'l.csv'}: {says}")
     assert fork_server.run("labels", run, "--out", tmp_path / "l.csv")[0] == 0
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)

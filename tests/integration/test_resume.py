@@ -65,7 +65,7 @@ def test_stopped_after_an_epoch(
     assert not (run / "done").exists()
     result = crosel_cli(*tiny_run.command, "--out", run, "--resume")
     assert result.code == 0, result.err
-    assert result.err.splitlines()[0] == f"going on after epoch {epoch}"
+    assert result.err.splitlines()[0] == f"continuing after epoch {epoch}"
     assert_same_run(run, tiny_run.path)
 
 
@@ -77,12 +77,14 @@ def test_stopped_in_the_middle_of_an_epoch(
     run = tmp_path / "run"
     result = stopper(looks, *tiny_run.command, "--out", run)
     assert result.code == 130
-    assert result.err.endswith(f"crosel: stopped; the state is saved. Go on with: crosel train --resume --out {run}\n")
+    assert result.err.endswith(
+        f"crosel: stopped; the state is saved. Continue with: crosel train --resume --out {run}\n"
+    )
     epoch, step = divmod(looks, STEPS + 1)
     assert f"epoch-{epoch:05d}-step-{step:06d}" in checkpoints(run)[-1].name
     result = crosel_cli("train", "--resume", "--out", run)
     assert result.code == 0, result.err
-    assert result.err.splitlines()[0] == f"going on after epoch {epoch}, step {step}"
+    assert result.err.splitlines()[0] == f"continuing after epoch {epoch}, step {step}"
     assert_same_run(run, tiny_run.path, same_files=False)
     assert without_checkpoints(run) == without_checkpoints(tiny_run.path)
 
@@ -106,7 +108,7 @@ def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, for
     child.wait_for(lambda: "epoch 2/4" in child.err)
     child.signal(number)
     assert child.wait() == 130
-    assert child.err.splitlines()[-1].startswith("crosel: stopped; the state is saved. Go on with: ")
+    assert child.err.splitlines()[-1].startswith("crosel: stopped; the state is saved. Continue with: ")
     assert "Traceback" not in child.err
     assert "epoch-00002-step-00000" in checkpoints(run)[-1].name
     assert "step-000000" not in checkpoints(run)[-1].name, "the signal should land in the middle of epoch 3"
@@ -158,7 +160,9 @@ def test_sigterm_to_the_real_thing(tiny_run: TinyRun, tmp_path: Path) -> None:
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == f"crosel: stopped; the state is saved. Go on with: crosel train --resume --out {run}"
+    assert (
+        err.splitlines()[-1] == f"crosel: stopped; the state is saved. Continue with: crosel train --resume --out {run}"
+    )
     assert checkpoints(run)
 
 
@@ -191,7 +195,7 @@ def test_finished_run_says_so(tiny_run: TinyRun, tmp_path: Path, crosel_cli: Cro
     for command in (tiny_run.command, ("train",)):
         result = crosel_cli(*command, "--out", run, "--resume")
         assert result.code == 0
-        assert f"{run} is finished already" in result.err
+        assert f"{run} is already finished" in result.err
         assert "test accuracy" in result.out
         assert snapshot(run) == before
 
@@ -222,7 +226,7 @@ def test_another_config_is_refused(
     command = ("train", str(tiny_run.source)) if extra[0] == "--method" else tiny_run.command
     result = crosel_cli(*(command if with_source else ("train",)), *extra, "--out", stopped, "--resume")
     assert result.code == 2
-    assert result.err.startswith(f"crosel: {stopped} was made with another config: ")
+    assert result.err.startswith(f"crosel: {stopped} has a run with other settings: ")
     assert says in result.err
     assert snapshot(stopped) == before
 
@@ -243,7 +247,7 @@ def test_edited_config_is_noticed(stopped: Path, crosel_cli: CroselCli) -> None:
     result = crosel_cli("train", "--resume", "--out", stopped)
     assert result.code == 2
     assert result.err == (
-        f"crosel: {config} has changed since the run was made: train.lr was 0.1, now 0.2; put it back\n"
+        f"crosel: {config} has changed since the run started: train.lr was 0.1, now 0.2; change it back\n"
     )
     assert snapshot(stopped) == before
 
@@ -302,7 +306,7 @@ def test_damaged_checkpoint_is_passed_over(
     result = crosel_cli("train", "--resume", "--out", stopped)
     assert result.code == 0, result.err
     said = result.err.splitlines()
-    assert said[:2] == [f"checkpoint {newest.name} is damaged; it is left aside", "going on after epoch 2"]
+    assert said[:2] == [f"checkpoint {newest.name} is damaged and was moved aside", "continuing after epoch 2"]
     assert_same_run(stopped, tiny_run.path, same_files=False)
     aside = newest.with_suffix(".damaged")
     assert aside.read_bytes() == DAMAGE[damage](content), "what could be rescued by hand is kept"
@@ -314,7 +318,7 @@ def test_no_good_checkpoint_at_all(tiny_run: TinyRun, stopped: Path, crosel_cli:
         path.write_bytes(b"")
     result = crosel_cli("train", "--resume", "--out", stopped)
     assert result.code == 0, result.err
-    assert result.err.splitlines()[2] == "no good checkpoint yet: starting from the beginning"
+    assert result.err.splitlines()[2] == "no good checkpoint yet; starting from the beginning"
     assert_same_run(stopped, tiny_run.path, same_files=False)
 
 
@@ -324,7 +328,7 @@ def test_using_a_run_with_a_damaged_checkpoint(tiny_run: TinyRun, tmp_path: Path
     newest.write_bytes(newest.read_bytes()[:-1])
     result = crosel_cli("eval", run, "--json")
     assert result.code == 0, result.err
-    assert result.err == f"checkpoint {newest.name} is damaged; it is passed over\n"
+    assert result.err == f"checkpoint {newest.name} is damaged and is ignored\n"
     assert json.loads(result.out)["epoch"] == 3
     result = crosel_cli("train", "--resume", "--out", run)  # the last epoch again, and it is as good as new
     assert result.code == 0, result.err
@@ -341,7 +345,10 @@ def test_hash_matches_but_content_is_no_checkpoint(tiny_run: TinyRun, stopped: P
     (stopped / "checkpoints" / name).write_bytes(content)
     result = crosel_cli("train", "--resume", "--out", stopped)
     assert result.code == 0, result.err
-    assert result.err.splitlines()[:2] == [f"checkpoint {name} is damaged; it is left aside", "going on after epoch 3"]
+    assert result.err.splitlines()[:2] == [
+        f"checkpoint {name} is damaged and was moved aside",
+        "continuing after epoch 3",
+    ]
     assert_same_run(stopped, tiny_run.path, same_files=False)
 
 
@@ -398,11 +405,11 @@ def test_sets_are_read_back_and_not_drawn_again(
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("x", "x or the names of the classes have changed"),
+        ("x", "x or the class names have changed"),
         ("candidates", "the candidate set of example 7 has changed"),
         ("y", "the true labels (y) have changed"),
         ("n", "96 examples and 10 classes, now 95 and 10"),
-        ("classes", "x or the names of the classes have changed"),
+        ("classes", "x or the class names have changed"),
     ],
 )
 def test_changed_data_are_noticed(
@@ -428,7 +435,7 @@ def test_changed_data_are_noticed(
     for command in (("train", "--resume", "--out", run), ("eval", run), ("labels", run, "--out", tmp_path / "l.csv")):
         result = crosel_cli(*command)
         assert result.code == 2
-        assert result.err == f"crosel: {run} was made from other data: {says}; put them back as they were\n"
+        assert result.err == f"crosel: {run} was trained on other data: {says}; restore the original data\n"
     assert snapshot(run) == before
 
 

@@ -76,7 +76,9 @@ def test_killed_at_a_chosen_moment(
     code, _, err = fork_server.run(*tiny_run.command, "--out", run, *again)
     assert code == 0, err
     if done:
-        assert int(err.splitlines()[0].removeprefix("going on after epoch ")) >= done, "a reported epoch is never lost"
+        assert int(err.splitlines()[0].removeprefix("continuing after epoch ")) >= done, (
+            "a reported epoch is never lost"
+        )
     assert_same_run(run, tiny_run.path)
 
 

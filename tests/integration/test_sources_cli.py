@@ -280,7 +280,7 @@ def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digit
     assert counts[0] >= counts[1] == 0
     found = tmp_path / "found.csv"
     told = crosel_cli("labels", run, "--out", found, "--only-outside", "--outside-gamma", "0")
-    assert (told.code, told.out) == (0, f"{counts[0]} of {N} sets seem to miss the truth: {found}\n"), told.err
+    assert (told.code, told.out) == (0, f"{counts[0]} of {N} sets seem to miss the true label: {found}\n"), told.err
     assert counts[0] > 0, "else the next step shows nothing"
     again = crosel_cli("train", source, *options, *QUICK, "--corrections", found, "--out", tmp_path / "again")
     assert again.code == 0, again.err

@@ -154,7 +154,7 @@ def test_a_disk_that_refuses(
     assert checkpoints(out)[-1].name.startswith(f"epoch-{epoch - 1:05d}")
     result = crosel_cli("train", "--resume", "--out", out)
     assert result.code == 0, result.err
-    assert f"going on after epoch {epoch - 1}" in result.err
+    assert f"continuing after epoch {epoch - 1}" in result.err
     assert metrics(out) == metrics(tiny_run.path)
     assert_same_run(out, tiny_run.path)
 
@@ -189,11 +189,11 @@ def test_killed_at_a_chosen_moment(
     reported = len(metrics(out))
     code, _, err = fork_server.run("train", "--resume", "--out", out, behind=seconds)
     assert code == 0, err
-    going_on = err.splitlines()[0].removeprefix("going on after epoch ")
+    going_on = err.splitlines()[0].removeprefix("continuing after epoch ")
     assert (int(going_on) if going_on.isdigit() else 0) >= reported
     if seconds and target.endswith("on_epoch"):
         assert reported == call - 1, "the epoch has ended, and its checkpoint is under way"
-        assert f"going on after epoch {call - 1}\n" in err or call == 1
+        assert f"continuing after epoch {call - 1}\n" in err or call == 1
     assert_same_run(out, tiny_run.path)
 
 
@@ -247,7 +247,7 @@ def test_no_memory_for_a_checkpoint(
         monkeypatch.setattr(StopFlag, "__call__", lambda flag: True)
     result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
     assert result.code == 2
-    assert result.err.splitlines()[-1].startswith("crosel: out of memory for a checkpoint; what was saved before is")
+    assert result.err.splitlines()[-1].startswith("crosel: out of memory for a checkpoint; earlier checkpoints are")
     assert "Traceback" not in result.err
 
 

@@ -299,7 +299,7 @@ def test_the_doubtful_first_by_the_command_line(tiny_run: TinyRun, tmp_path: Pat
     before = own.read_bytes()
     refused = crosel_cli("labels", str(tiny_run.path), "--out", str(own), "--doubtful-first")
     assert refused.code == 2
-    assert "keeps the order of the data" in refused.err
+    assert "keep the order of the data" in refused.err
     assert own.read_bytes() == before
 
 
@@ -310,7 +310,7 @@ def test_labels_of_a_run_under_way_are_told_to_be_so(tiny_run: TinyRun, tmp_path
     newest = max((folder / "checkpoints").iterdir())
     newest.unlink()
     told = crosel_cli("labels", str(folder), "--out", str(tmp_path / "l.csv"))
-    assert (told.code, told.err) == (0, f"{folder} is not finished: it is used as it is after 3 of 4 epochs\n")
+    assert (told.code, told.err) == (0, f"{folder} is not finished; using its state after 3 of 4 epochs\n")
     finished = crosel_cli("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))
     assert (finished.code, finished.err) == (0, "")
 

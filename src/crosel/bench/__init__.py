@@ -43,13 +43,13 @@ def run_suite(
     """
     suite = read_suite(suite) if isinstance(suite, str) else suite
     if suite.search is not None:
-        raise UserError(f"{suite.place} has a search in it: search_suite runs that")
+        raise UserError(f"{suite.place} has a search; run it with search_suite")
     cells = expand(suite, seeds, data_dir, settings, only)
     options, execute = Options(out, device, jobs), find_executor(on)
     if on == "local":  # on a cluster, the data are where the workers are
         _check_data([cell for cell in cells if standing(cell, options.folder(cell)) is None])
     board = Board(cells, options, quiet=quiet)
-    board.say(f"{suite.title}: {len(cells)} cells into {out}")
+    board.say(f"{suite.title}: {len(cells)} cells, in {out}")
     return run_cells(cells, options, execute, board)
 
 
@@ -86,6 +86,6 @@ def search_suite(
 
     suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)
     if suite.search is None:
-        raise UserError(f"{suite.place} has no search in it")
+        raise UserError(f"{suite.place} has no search")
     options = Options(out, device, jobs)
     return run_search(suite, options, find_executor(on), data_dir, settings, oracle, quiet)

@@ -65,7 +65,10 @@ def standing(cell: Cell, folder: Path) -> CellResult | None:
     if changed:
         name, was, now = changed
         return CellResult(
-            cell, folder, "failed", f"a finished run with other settings is here: {name} was {was!r}, now {now!r}"
+            cell,
+            folder,
+            "failed",
+            f"a finished run with other settings is in this folder: {name} was {was!r}, now {now!r}",
         )
     return CellResult(cell, folder, "skipped", row=last_row(folder))
 

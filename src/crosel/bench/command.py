@@ -26,13 +26,13 @@ def search_lines(found: Found) -> list[str]:
         lines.append(f"trial {trial.number:>3}  {shown}  {settings}{f'  ({trial.line})' if trial.line else ''}")
     lines.append(f"{len(found.trials)} trials: {found.table}")
     if found.best is not None:
-        lines.append(f"train the best one on all examples: crosel train --config {found.best}")
+        lines.append(f"to train with the best settings on all examples: crosel train --config {found.best}")
     return lines
 
 
 def failure_lines(results: Iterable[CellResult]) -> list[str]:
     """A line for each cell that failed, with the last thing it said."""
-    return [f"{result.cell.name}: {result.line or 'no word'}" for result in results if result.status == "failed"]
+    return [f"{result.cell.name}: {result.line or 'no message'}" for result in results if result.status == "failed"]
 
 
 def list_lines(cells: Sequence[Cell], out: Path | None = None) -> list[str]:
@@ -81,11 +81,11 @@ def bench_command(
     out = out or Path("bench") / suite.name
     if suite.search is not None and only:
         raise UserError(
-            f"{suite.place} has a search in it, in which each trial follows from those before: --only picks cells of "
+            f"{suite.place} has a search, where each trial depends on earlier ones; --only works only with cells of "
             "a grid"
         )
     if suite.search is not None and only_list:
-        echo(f"{suite.title}: a search of {suite.search.trials} trials over {', '.join(suite.search.space)}")
+        echo(f"{suite.title}: search with {suite.search.trials} trials over {', '.join(suite.search.space)}")
         return True
     if suite.search is not None:
         found = search_suite(
@@ -96,7 +96,7 @@ def bench_command(
             echo(line)
         return found.best is not None
     if oracle:
-        raise UserError("--oracle is for suites with a search in them")
+        raise UserError("--oracle works only with suites that have a search")
     if only_list:
         for line in list_lines(expand(suite, seeds, data_dir, settings, only), out):
             echo(line)

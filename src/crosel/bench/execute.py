@@ -19,16 +19,14 @@ EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 
 def find_executor(on: str) -> Executor:
     if on not in EXECUTORS:
-        raise UserError(
-            f"--on {on}: there is no such place{did_you_mean(on, EXECUTORS)}; there are {', '.join(EXECUTORS)}"
-        )
+        raise UserError(f"--on {on}: unknown{did_you_mean(on, EXECUTORS)}; choose from {', '.join(EXECUTORS)}")
     return EXECUTORS[on]
 
 
 def run_cells(cells: Sequence[Cell], options: Options, execute: Executor, board: Board) -> list[CellResult]:
     """Skip what is done, give the rest to the executor, and return results in the order of the cells."""
     if options.jobs < 1:
-        raise UserError(f"--jobs {options.jobs}: at least one run at a time")
+        raise UserError(f"--jobs {options.jobs}: give at least 1")
     make_folder(options.out)
     results: dict[str, CellResult] = {}
     todo = []
@@ -49,5 +47,5 @@ def run_cells(cells: Sequence[Cell], options: Options, execute: Executor, board:
             board.close()
         if stop():
             done = sum(result.status in ("done", "skipped") for result in results.values())
-            raise Interrupted(f"stopped with {done} of {len(cells)} cells done; the same command goes on")
+            raise Interrupted(f"stopped with {done} of {len(cells)} cells done; run the same command again to continue")
     return [results[cell.name] for cell in cells]

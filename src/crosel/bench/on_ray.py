@@ -294,4 +294,4 @@ def _stop_all(at_work: Dispatcher, watch: Watcher) -> Iterator[CellResult]:
             if task.seen:
                 yield at_work.result(task, outcome, stopping=True)
     for task in at_work.tasks.values():
-        yield CellResult(task.cell, at_work.options.folder(task.cell), "stopped", "it did not stop in time")
+        yield CellResult(task.cell, at_work.options.folder(task.cell), "stopped", "the run did not stop in time")

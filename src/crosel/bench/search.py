@@ -103,7 +103,7 @@ def prepare(plan: Cell, folder: Path, search: Search, oracle: bool) -> Dataset:
         config = plan.config
         data = draw_candidates(load_data(config), config.candidates, config.seed)
         if oracle and data.y is None:
-            raise UserError("--oracle: this data has no true labels to judge by")
+            raise UserError("--oracle: this data has no true labels to judge trials by")
         train, held_out = split(data, search.held_out, search.seed)
         write_npz(replace(train, y=None, x_test=None, y_test=None), folder / TRAIN)
         write_npz(replace(held_out, x_test=None, y_test=None, y=held_out.y if oracle else None), folder / HELD_OUT)
@@ -114,7 +114,7 @@ def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """Hold out a share of the examples, sets included."""
     train, held_out = random_split(data.n, share, seed)
     if len(train) < 2 or not len(held_out):
-        raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves nothing on one side")
+        raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves one side empty")
     return only_rows(data, train), only_rows(data, held_out)
 
 
@@ -156,7 +156,7 @@ def _expand(
 
 def _check_no_grid(suite: Suite) -> None:
     if len(suite.parts) != 1 or suite.parts[0].axes:
-        raise UserError(f"{suite.place}: a search has its space in place of a grid or parts; leave these out")
+        raise UserError(f"{suite.place}: a search has a space instead of a grid or parts; leave these out")
 
 
 def _next_trials(optuna: Any, study: Any, search: Search, jobs: int) -> dict[int, dict[str, str]]:
@@ -191,9 +191,9 @@ def _tell(
         if math.isfinite(value):
             study.tell(number, value)
             return ""
-        failed = [f"its score is {value}"]
+        failed = [f"the score is {value}"]
     study.tell(number, state=optuna.trial.TrialState.FAIL)
-    return failed[0] or "no word"
+    return failed[0] or "no message"
 
 
 # --- the study ----------------------------------------------------------------------------------------------------
@@ -225,7 +225,9 @@ def _study(optuna: Any, folder: Path, search: Search, score: str, plan: Cell) ->
     if before is None:
         study.set_user_attr("search", identity)
     elif before != identity:
-        raise UserError(f"{folder.parent} holds another search (other settings, space or score); choose another --out")
+        raise UserError(
+            f"{folder.parent} contains another search (other settings, space or score); choose another --out"
+        )
     return study
 
 

@@ -49,7 +49,7 @@ class Search:
     def judged(self, oracle: bool) -> str:
         """The score that counts; true labels only if the user has said so."""
         if self.score == ORACLE and not oracle:
-            raise UserError(f"search: {ORACLE} looks at true labels; say --oracle if that is meant")
+            raise UserError(f"search: {ORACLE} uses true labels; add --oracle to allow this")
         return ORACLE if oracle else self.score
 
 
@@ -64,14 +64,15 @@ def parse_search(content: Any, place: str) -> Search:
     score = content.get("score", SCORES[0])
     if score not in SCORES:
         raise UserError(
-            f"{place}: search: unknown score '{score}'{did_you_mean(str(score), SCORES)}; there are {', '.join(SCORES)}"
+            f"{place}: search: unknown score '{score}'{did_you_mean(str(score), SCORES)}; "
+            f"choose from {', '.join(SCORES)}"
         )
     trials, seed = (_whole(content.get(name, default), name, place) for name, default in (("trials", 20), ("seed", 0)))
     if trials < 1:
-        raise UserError(f"{place}: search: 'trials' is at least 1")
+        raise UserError(f"{place}: search: 'trials' must be at least 1")
     share = content.get("held_out", 0.1)
     if not _is_number(share) or not 0 < share < 1:
-        raise UserError(f"{place}: search: 'held_out' is a share between 0 and 1 (given: {share!r})")
+        raise UserError(f"{place}: search: 'held_out' must be a share between 0 and 1 (given: {share!r})")
     read = {str(name): _dimension(values, f"{place}: search.space.{name}") for name, values in space.items()}
     return Search(read, trials, score, float(share), seed)
 
@@ -80,17 +81,17 @@ def _dimension(values: Any, where: str) -> Range | tuple[Any, ...]:
     if isinstance(values, list) and values:
         return tuple(values)
     if not isinstance(values, Mapping):
-        raise UserError(f"{where}: a list of values, or {{low: …, high: …}}, is needed")
+        raise UserError(f"{where}: give a list of values, or {{low: …, high: …}}")
     _known(values, _RANGE_KEYS, where)
     low: Any = values.get("low")
     high: Any = values.get("high")
     step, log = values.get("step"), values.get("log", False)
     if not _is_number(low) or not _is_number(high) or not low < high:
-        raise UserError(f"{where}: 'low' and 'high' are two numbers, the first the smaller one")
+        raise UserError(f"{where}: 'low' and 'high' must be numbers, 'low' the smaller one")
     if not isinstance(log, bool) or (log and low <= 0) or (log and step is not None):
-        raise UserError(f"{where}: 'log' is true or false; with it, 'low' lies above 0 and there is no step")
+        raise UserError(f"{where}: 'log' must be true or false; true needs 'low' above 0, and no 'step'")
     if step is not None and (not _is_number(step) or step <= 0):
-        raise UserError(f"{where}: 'step' is a number above 0")
+        raise UserError(f"{where}: 'step' must be a number above 0")
     return Range(low, high, log, step)
 
 
@@ -100,7 +101,7 @@ def _is_number(value: Any) -> bool:
 
 def _whole(value: Any, name: str, place: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UserError(f"{place}: search: '{name}' is a whole number (given: {value!r})")
+        raise UserError(f"{place}: search: '{name}' must be a whole number (given: {value!r})")
     return value
 
 
@@ -108,5 +109,5 @@ def _known(content: Mapping[Any, Any], known: tuple[str, ...], where: str) -> No
     for key in content:
         if key not in known:
             raise UserError(
-                f"{where}: unknown key '{key}'{did_you_mean(str(key), known)}; there are {', '.join(known)}"
+                f"{where}: unknown key '{key}'{did_you_mean(str(key), known)}; choose from {', '.join(known)}"
             )

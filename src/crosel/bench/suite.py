@@ -99,7 +99,7 @@ def read_suite(name: str) -> Suite:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
         raise UserError(
-            f"unknown suite '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}, or give a YAML file"
+            f"unknown suite '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}, or give a YAML file"
         )
     return parse_suite(read_yaml(path), path.stem, str(path))
 
@@ -112,7 +112,7 @@ def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
     if listed is None:
         parts = [Part(base, axes)]
     elif not isinstance(listed, list) or not listed:
-        raise UserError(f"{place}: 'parts' is a list of parts, each with a base or a grid")
+        raise UserError(f"{place}: 'parts' must be a list of parts, each with a base or a grid")
     else:
         parts = []
         for number, part in enumerate(listed, 1):
@@ -149,7 +149,8 @@ def expand(
                 cell = _cell(suite.place, tree, labels, seed, data_dir, extra)
                 if cell.name in cells:
                     raise UserError(
-                        f"{suite.place}: two cells are called {cell.name}; what tells them apart must be in a grid"
+                        f"{suite.place}: two cells have the name {cell.name}; "
+                        "put the settings that tell them apart in a grid"
                     )
                 cells[cell.name] = cell
     wanted = _wanted(suite.place, list(cells), [only] if isinstance(only, str) else list(only))
@@ -195,7 +196,7 @@ def _cell(
 ) -> Cell:
     source, method = tree.get("source"), tree.get("method", "crosel")
     if not isinstance(source, str):
-        raise UserError(f"{place}: 'source' is missing in base: say what to train on, as in source: digits")
+        raise UserError(f"{place}: 'source' is missing in base; give what to train on, as in source: digits")
     preset = tree.get("preset")
     if preset is not None:
         preset = str(preset).replace("{source}", source).replace("{method}", str(method))
@@ -219,7 +220,7 @@ def _cell(
 
 
 def _overridden(extra: Sequence[str]) -> str:
-    return f"; --set {extra[0]} goes over what the suite varies" if len(extra) == 1 else ""
+    return f"; --set {extra[0]} overrides what the suite varies" if len(extra) == 1 else ""
 
 
 def cell_name(source: str, rule: str | None, method: str, labels: Iterable[str], seed: int) -> str:
@@ -271,7 +272,7 @@ def _axis(name: str, values: Any, place: str, where: str) -> tuple[Choice, ...]:
     if not isinstance(values, list) or not values:
         raise UserError(f"{place}: '{where}.{name}' needs a list of values, or named choices with their settings")
     if any(isinstance(value, Mapping) for value in values):
-        raise UserError(f"{place}: '{where}.{name}' holds settings without a name; write NAME: {{SETTING: VALUE}}")
+        raise UserError(f"{place}: '{where}.{name}' has settings without a name; write NAME: {{SETTING: VALUE}}")
     setting = "method" if name == "method.name" else name
     # Source, rule and method stand in every name already.
     named = setting not in ("source", "candidates", "method")
@@ -286,7 +287,7 @@ def _seeds(value: Any, place: str) -> tuple[int, ...]:
         whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in value)
         if whole and len(set(value)) == len(value):
             return tuple(value)
-    raise UserError(f"{place}: 'seeds' is a number from 1 on, or a list of different seeds (given: {value!r})")
+    raise UserError(f"{place}: 'seeds' must be a number of at least 1, or a list of different seeds (given: {value!r})")
 
 
 def _check_keys(content: Any, known: Sequence[str], place: str, where: str) -> None:
@@ -295,7 +296,7 @@ def _check_keys(content: Any, known: Sequence[str], place: str, where: str) -> N
     for key in content:
         if key not in known:
             raise UserError(
-                f"{place}: {where}unknown key '{key}'{did_you_mean(str(key), known)}; there are {', '.join(known)}"
+                f"{place}: {where}unknown key '{key}'{did_you_mean(str(key), known)}; choose from {', '.join(known)}"
             )
 
 
@@ -305,5 +306,5 @@ def _flat(tree: Any, place: str, where: str) -> Settings:
         raise UserError(f"{place}: '{where}' needs 'name: value' lines")
     out = {"method" if name == "method.name" else name: value for name, value in dotted(tree).items()}
     if "seed" in out:
-        raise UserError(f"{place}: '{where}' has a seed; seeds are given by 'seeds', beside base and grid")
+        raise UserError(f"{place}: '{where}' has a seed; give seeds as 'seeds', next to base and grid")
     return out

@@ -39,7 +39,7 @@ def _clear(out: Path) -> None:
     """Make room for a new demo in an empty folder or in an old demo's; touch nothing else."""
     old = list(out.iterdir())
     if old and out / MARK not in old:
-        raise UserError(f"{out} is there already and not a demo of ours; choose another --out")
+        raise UserError(f"{out} exists and is not the folder of a demo; choose another --out")
     (out / MARK).touch()
     for path in old:
         if path.is_dir() and not path.is_symlink():
@@ -50,9 +50,8 @@ def _clear(out: Path) -> None:
 
 def _train_and_compare(out: Path, device: torch.device) -> None:
     print(
-        "1,348 images of handwritten digits. Each has its true label hidden in a set of candidates, where every\n"
-        "wrong label stands with probability 0.3. CC, which treats all candidates alike, trains in the background.\n"
-        "This is CroSel:\n"
+        "1,348 images of handwritten digits, each with a candidate set: its true label and, with probability 0.3\n"
+        "each, other labels. CC, which treats all candidates alike, trains in the background. This is CroSel:\n"
     )
     started = time.perf_counter()
     # A run for each core: batches this small gain little from a second one, and the result does not depend on how
@@ -70,10 +69,10 @@ def _train_and_compare(out: Path, device: torch.device) -> None:
     write_report([RunFolder(out / "crosel"), RunFolder(out / "cc")], out / "report.html")
     print(f"\nCC      test accuracy {percent(theirs['test_accuracy'])}")
     print(f"CroSel  test accuracy {percent(ours['test_accuracy'])}")
-    print(f"        it picked one label for {percent(ours['selection_ratio'])} of the training images (S-ratio),")
-    print(f"        and {percent(ours['oracle_selection_accuracy'])} of these are the true ones (S-acc).")
-    print(f"{seconds:.0f} s of training. Look at:")
-    print(f"  {out / 'report.html'}        the two runs compared")
+    print(f"        it selected a label for {percent(ours['selection_ratio'])} of the training images (S-ratio),")
+    print(f"        and {percent(ours['oracle_selection_accuracy'])} of these labels are true (S-acc).")
+    print(f"Training took {seconds:.0f} s. Results:")
+    print(f"  {out / 'report.html'}        both runs compared")
     print(f"  {out / 'crosel' / 'report.html'} the CroSel run")
     print(f"  {out / 'crosel' / 'labels.csv'}  a label for every training image")
 

@@ -35,10 +35,10 @@ def pick_format(form: str | None, out: Path | None = None) -> str:
         if out is None:
             return "markdown"
         if out.suffix.lower() not in ENDINGS:
-            raise UserError(f"{out}: give the file one of the endings {', '.join(ENDINGS)}, or say --format")
+            raise UserError(f"{out}: use one of the endings {', '.join(ENDINGS)}, or add --format")
         return ENDINGS[out.suffix.lower()]
     if form not in FORMATS:
-        raise UserError(f"unknown format '{form}'{did_you_mean(form, FORMATS)}; there are {', '.join(FORMATS)}")
+        raise UserError(f"unknown format '{form}'{did_you_mean(form, FORMATS)}; choose from {', '.join(FORMATS)}")
     return form
 
 
@@ -57,10 +57,10 @@ def _nothing(collection: Collection) -> str:
     """Why there is no finished run, and what to do."""
     if collection.unfinished:
         first = collection.unfinished[0]
-        return f"no run is finished; go on with the first: crosel train --resume --out {first.path}"
+        return f"no run is finished; continue the first with: crosel train --resume --out {first.path}"
     if collection.problems:
         return f"no run can be read ({collection.problems[0]})"
-    return "no runs here or below; give the folder that --out of crosel train or crosel bench named"
+    return "no runs found; give the --out folder of crosel train or crosel bench"
 
 
 def tables_command(folders: Sequence[Path], form: str | None, out: Path | None, echo: Callable[[str], object]) -> None:

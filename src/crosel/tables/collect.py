@@ -103,7 +103,7 @@ def collect(folders: Iterable[Path]) -> Collection:
     for run in _with_splits_of_seeds(found):
         twin = runs.setdefault((run.key, run.seed), run)
         if twin is not run:
-            problems.append(f"{run.path} repeats {twin.path} (same settings and seed)")
+            problems.append(f"{run.path} is a duplicate of {twin.path} (same settings and seed)")
     return Collection(tuple(runs.values()), tuple(unfinished), tuple(problems))
 
 

@@ -47,21 +47,25 @@ def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
     lines = []
     if rows:
         lines.append("Last epoch; mean ± standard deviation over n seeds, best accuracy in bold.")
-        lines.append("Time is of all epochs, images/s their median; runs that shared a device were slower for it.")
+        lines.append("Time covers all epochs; images/s is their median. Runs that shared a device were slower.")
     if any(row.paper for row in rows):
-        lines.append(f"Paper: {paper()['setting']}; for other networks and lengths its figures are a mark to aim at.")
+        lines.append(
+            f"Paper: {paper()['setting']}; for other networks and numbers of epochs, its figures are only a guide."
+        )
     lines += [
-        f"Figures for {data} are the paper's nearest; its whole method has {estimate_text(whole_method(data))} there."
+        f"The paper's nearest figures are for {data}; "
+        f"its whole method reaches {estimate_text(whole_method(data))} there."
         for data in sorted({other_data(row) for row in rows} - {""})
     ]
     if any(table.held_out for table in tables):
         lines.append(
-            "Held out: the test set was left alone, as when choosing settings; the paper's figures are of the test set."
+            "Held out: accuracy on held-out training examples, not on the test set; "
+            "the paper's figures use the test set."
         )
     if any(row.test for row in rows):
         lines.append(
-            "p: two-sided paired t-test of the accuracy against the best row, over the seeds both have (how many);"
-            " –: all differences are the same."
+            "p: two-sided paired t-test of the accuracy against the best row, over common seeds (their number);"
+            " –: all differences are equal."
         )
     published = paper()["published"]
     lines += [
@@ -103,7 +107,7 @@ def usual_text(table: Table) -> str:
         own = settings_text({name: value for name, value in found.items() if name.startswith("method.")})
         parts.append(f"{method}: {own}" if own and len(usual) > 1 else own)
     said = "; ".join(filter(None, parts))
-    return f"Where nothing else is said: {said}." if said else ""
+    return f"Unless stated otherwise: {said}." if said else ""
 
 
 def value_text(value: Any) -> str:
@@ -137,7 +141,7 @@ def _columns(table: Table) -> list[Column]:
             columns.append(Column("p", lambda row: Text(test_text(row.test))))
     return [
         *columns,
-        Column("paper's data, if other", lambda row: Text(other_data(row)), right=False),
+        Column("paper's data, if different", lambda row: Text(other_data(row)), right=False),
         Column("time", lambda row: Text(duration(row.seconds.mean) if row.seconds else "")),
         Column("images/s", lambda row: Text(f"{row.images_per_second.mean:.0f}" if row.images_per_second else "")),
         Column("memory (MiB)", lambda row: Text(f"{row.peak_memory_mib:.0f}" if row.peak_memory_mib else "")),

@@ -84,9 +84,9 @@ def check_after(child: Child, run: Run, before: int, score: Score) -> None:
     said = child.err
     assert "Traceback" not in said, said
     score.damaged += "damaged" in said
-    going_on = [line for line in said.splitlines() if line.startswith("going on after epoch ")]
+    going_on = [line for line in said.splitlines() if line.startswith("continuing after epoch ")]
     if going_on:  # killed before it could say so, it says nothing
-        score.lost_epochs += max(0, before - int(going_on[0].removeprefix("going on after epoch ")))
+        score.lost_epochs += max(0, before - int(going_on[0].removeprefix("continuing after epoch ")))
     after = whole_rows(run.path)
     score.lost_epochs += max(0, before - after)
 
