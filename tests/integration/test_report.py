@@ -141,13 +141,13 @@ def test_a_run_with_true_labels(tiny_run: TinyRun, tmp_path: Path) -> None:
     for text in (
         "96 examples", "Test accuracy", "S-ratio", "S-acc", "Covering rate", "Training time", "mean set size",
         "sets of one", "full sets", "Sizes of the candidate sets", "Flags", "Selected in the last epoch",
-        "Confidence and truth", "Training labels:", "Test predictions:", "Never selected", "Most confident",
-        "small-cnn", "end of warm-up", "training labels, error", "test set, error", "Every set holds the true label",
+        "Calibration", "Training labels:", "Test predictions:", "Never selected", "Most confident",
+        "small-cnn", "end of warm-up", "training labels, error", "test set, error", "Every set contains the true label",
     ):  # fmt: skip
         assert text in page.words, text
     assert page.charts == [
         "Test accuracy", "Selection: S-ratio and S-acc", "Losses", "Weight of co-mix, λ_d", "Covering rate",
-        "Learning rate", "Confidence and selection by class", "Confidence of the labels", "Confidence and truth",
+        "Learning rate", "Confidence and selection by class", "Confidence of the labels", "Calibration",
         "Flags", "Selected in the last epoch", "Sizes of the candidate sets",
     ]  # fmt: skip
     last = json.loads((tiny_run.path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -173,7 +173,7 @@ def test_every_method_with_and_without_true_labels(method: str, tmp_path: Path) 
     assert {"Test accuracy", "Losses", "Covering rate"} <= set(known.charts)
     assert {"Losses", "Covering rate"} <= set(unknown.charts)
     assert "Test accuracy" not in unknown.charts
-    for text in ("S-acc 1", "Labels right", "Confidence and truth", "truth", "Confusion"):
+    for text in ("S-acc 1", "Labels right", "Calibration", "truth", "Confusion"):
         assert text not in unknown.words
     assert "not known" in unknown.words
     assert "<img" not in known.source  # features have no pictures
@@ -282,11 +282,11 @@ def test_runs_are_compared(tiny_run: TinyRun, tmp_path: Path) -> None:
     first = next(svg for svg in page.svgs if svg.get("role") == "img")
     drawn = [line.get("class") for line in first.findall("polyline")]
     assert (drawn.count("line s-c1"), drawn.count("line s-c2")) == (1, 1)
-    assert "on which they differ" in page.words or "All runs give the same labels" in page.words
+    assert "on which the runs differ" in page.words or "All runs give the same labels" in page.words
     assert page.words.count("Most confident") == 2  # each run has its galleries
     same = report(tmp_path, tiny_run.path, Path(shutil.copytree(tiny_run.path, tmp_path / "b" / "run")))
     assert str(tmp_path / "b" / "run") in same.words  # two runs of one name go by their paths
-    assert "All settings that they share are the same" in same.words
+    assert "All settings that the runs have in common are equal" in same.words
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def large_folder(tmp_path: Path) -> Callable[[int, int], Path]:
 
 def test_many_classes(large_folder: Callable[[int, int], Path], tmp_path: Path) -> None:
     page = report(tmp_path, large_folder(600, 120))
-    assert "commonest confusions" in page.words
+    assert "most common confusions" in page.words
     assert "the first 100 of 120" in page.words
     assert "the 12 most frequent of 120" in page.words
     assert re.search(r"and \d+ more", page.words)

@@ -420,7 +420,7 @@ def test_a_run_without_its_data_checkpoint_or_selection(
 
 
 def test_a_port_that_is_taken_and_ports_that_are_none(tiny_run: TinyRun) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot be had"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="is not available"):
         serve_review(tiny_run.path, taken.getsockname()[1], open_browser=False)
     with pytest.raises(UserError, match="a port is a number"):
         serve_review(tiny_run.path, 70000, open_browser=False)

@@ -64,11 +64,11 @@ def test_the_log_itself_is_read_and_half_lines_forgiven(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("id,label\nx,cat\n", "line 2: no example has the id 'x'"),
-        ("id,label\na,cta\n", r"line 2: 'cta' is none of the 3 classes \(did you mean 'cat'"),
+        ("id,label\na,cta\n", r"line 2: 'cta' is not one of the 3 classes \(did you mean 'cat'"),
         ("id,label\na,cat\na,dog\n", "line 3: example 'a' has two labels"),
         ("id,name\na,cat\n", "line 1: there is no column 'label'"),
-        ("id,label\na\n", "line 2: another number of cells"),
-        ("id,label\na,cat,x,y\n", "line 2: another number of cells"),
+        ("id,label\na\n", "line 2: the number of cells differs from the first line"),
+        ("id,label\na,cat,x,y\n", "line 2: the number of cells differs from the first line"),
         ("", "line 1: there is no column 'id'"),
         ("id,label\n\udcff,cat\n", "not a csv file in UTF-8"),
     ],
@@ -87,7 +87,7 @@ def test_ids_that_several_have_missing_files_and_other_endings(tmp_path: Path) -
     for name in ("none.csv", "none.jsonl"):
         with pytest.raises(UserError, match="no such file"):
             read_corrections(tmp_path / name, data())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="one of these endings"):
+    with pytest.raises(UserError, match=r"must be a .csv \(exported\) or .jsonl"):
         read_corrections(tmp_path / "c.txt", data())  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from _support import CroselCli, TinyRun
 def start(fork_server: ForkServer, run: Path, *options: object) -> tuple[Child, str]:
     """`crosel review` as a process of its own, and the address it prints."""
     child = fork_server.start("review", run, "--no-browser", *options)
-    child.wait_for(lambda: "end with Ctrl-C" in child.out)
+    child.wait_for(lambda: "stop with Ctrl-C" in child.out)
     return child, child.out.splitlines()[0].rpartition(" at ")[2]
 
 

@@ -168,7 +168,7 @@ def test_a_run_that_cannot_be_written_to_says_what_to_do(tmp_path: Path, monkeyp
         with pytest.raises(UserError) as told:
             DecisionLog(path, ["a"], ["cat"])
     assert str(told.value) == (
-        f"{path}: this file system is read-only; decisions are kept in the run folder: review a copy of it elsewhere"
+        f"{path}: this file system is read-only; copy the run folder to a writable place and review the copy"
     )
 
 

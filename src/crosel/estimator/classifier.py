@@ -83,7 +83,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     transduction_ : the training set's labels, each the most probable one of its candidate set.
     confidence_ : their probabilities.
     selected_ : bool, selected by every network; None for methods that do not select.
-    flags_ : "" or "outside" (all networks insist on a label that is not in the set), "disputed" (they differ),
+    flags_ : "" or "outside" (all networks are sure of a label that is not in the set), "disputed" (they differ),
         "unsure" (none selected it, or the confidence is low).
     history_ : one dict an epoch; `history_.to_dict()`, `history_.plot()`.
     n_features_in_, feature_names_in_ : for features, as everywhere in scikit-learn.

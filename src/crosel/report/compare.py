@@ -27,12 +27,12 @@ Inputs = NDArray[Any] | None
 def comparison_page(runs: Sequence[RunData], inputs: Sequence[Inputs], ids: count[int]) -> str:
     body = section("Results", results(runs) + _differences(runs), "The last epoch of each run.", "results")
     shared = charts(run_figures.shared_curves(runs), ids)
-    body += section("Training", shared, "The same curves of every run.", "training")
+    body += section("Training", shared, "The same curves for every run.", "training")
     body += section(
-        "Where they differ", _disagreements(runs, inputs[0]),
-        "Training examples to which the runs give different labels, those first of which they are surest.", "differ",
+        "Differences", _disagreements(runs, inputs[0]),
+        "Training examples to which the runs give different labels, the most confident first.", "differ",
     )  # fmt: skip
-    names = [("results", "Results"), ("training", "Training"), ("differ", "Where they differ")]
+    names = [("results", "Results"), ("training", "Training"), ("differ", "Differences")]
     for i, (run, x) in enumerate(zip(runs, inputs, strict=True)):
         body += section(escape(run.name), _details(run, x, ids), escape(run.method_title), f"run-{i + 1}")
         names.append((f"run-{i + 1}", escape(run.name)))
@@ -64,7 +64,7 @@ def _differences(runs: Sequence[RunData]) -> str:
     names = [name for name in shared if len({repr(own[name]) for own in settings}) > 1]
     rows = [[escape(name), *(escape(str(own[name])) for own in settings)] for name in names]
     if not rows:
-        return "<p>All settings that they share are the same.</p>"
+        return "<p>All settings that the runs have in common are equal.</p>"
     return table("Settings that differ", ("setting", *(escape(run.name) for run in runs)), rows, "settings")
 
 
@@ -97,7 +97,7 @@ def _disagreements(runs: Sequence[RunData], x: Inputs) -> str:
             cells.insert(0, thumbnail(x[i], f"example {escape(first.labels.ids[i])}"))
         body.append(cells)
     share = f"{len(rows):,} of {first.n:,} examples"
-    return table(f"{len(body)} of {len(rows):,} on which they differ", head, body, "differ", share)
+    return table(f"{len(body)} of {len(rows):,} on which the runs differ", head, body, "differ", share)
 
 
 def _details(run: RunData, x: Inputs, ids: count[int]) -> str:

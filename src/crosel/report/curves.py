@@ -156,7 +156,7 @@ def calibration_figure(curves: Sequence[tuple[str, Reliability]]) -> Figure | No
     keys = [Key(f"{name}, error", colour(i), number(r.error, True), dash(i)) for i, (name, r) in enumerate(curves)]
     said = "; ".join(f"{name}: expected calibration error {number(r.error, True)}" for name, r in curves)
     return Figure(
-        "calibration", "Confidence and truth", drawing, f"Share right by confidence. {said}", keys,
-        "On the dotted line confidence is neither too high nor too low; small dots stand for few examples. "
+        "calibration", "Calibration", drawing, f"Share right by confidence. {said}", keys,
+        "On the dotted line, confidence equals accuracy. Small dots stand for few examples. "
         "The error is the expected calibration error.",
     )  # fmt: skip

@@ -30,17 +30,17 @@ def groups(run: RunData, labels: Labels) -> list[Group]:
     rising = np.argsort(labels.confidence, kind="stable")
     flag = np.array(labels.flags)[rising]
     found = [
-        Group("Outside", rising[flag == "outside"], "all networks insist on a label that is not in the set"),
+        Group("Outside", rising[flag == "outside"], "all networks are sure of a label that is not in the set"),
         Group("Disputed", rising[flag == "disputed"], "the networks predict different labels"),
     ]
     if run.selection is not None:
         never = rising[run.selection.never[rising]]
         when = "in the whole run" if run.selection.epochs is not None else "in the last epoch"
-        found.append(Group("Never selected", never, f"no network selected them {when}; the least confident first"))
+        found.append(Group("Never selected", never, f"no network selected these {when}; the least confident first"))
     else:
         found.append(Group("Least confident", rising, "the labels to check first"))
     surest = _in_turn(rising[::-1], labels.labels[rising[::-1]])
-    found.append(Group("Most confident", surest, "of each class in turn, what the networks are surest of"))
+    found.append(Group("Most confident", surest, "the most confident examples, from each class in turn"))
     return [group for group in found if len(group.rows)]
 
 

@@ -140,7 +140,9 @@ def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
     number = {name: j for j, name in enumerate(classes)}
     rows = read_labels(path)
     if len(rows) != n:
-        raise UserError(f"{path}: {len(rows)} labels for {n} examples; write it again: crosel labels RUN --out {path}")
+        raise UserError(
+            f"{path}: {len(rows)} labels for {n} examples; write it again with: crosel labels RUN --out {path}"
+        )
     return Labels(
         [row.id for row in rows],
         np.array([number.get(row.label, -1) for row in rows], np.int64),

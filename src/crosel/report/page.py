@@ -21,10 +21,10 @@ from crosel.report.parts import duration, percent, section
 
 # metric, name in figures and tables, what it means
 RESULTS = (
-    ("test_accuracy", "Test accuracy", "test examples predicted right, last epoch"),
-    ("selection_ratio", "S-ratio", "training examples selected"),
-    ("oracle_selection_accuracy", "S-acc", "selected labels that are true"),
-    ("covering_rate", "Covering rate", "predictions inside the candidate set"),
+    ("test_accuracy", "Test accuracy", "share of test examples predicted correctly, last epoch"),
+    ("selection_ratio", "S-ratio", "share of training examples selected"),
+    ("oracle_selection_accuracy", "S-acc", "share of selected labels that are true"),
+    ("covering_rate", "Covering rate", "share of predictions inside the candidate set"),
 )
 
 
@@ -76,45 +76,45 @@ def run_page(run: RunData, x: NDArray[Any] | None, ids: count[int]) -> str:
     )
     body = section(
         "Training", charts(run_figures.curves(run), ids),
-        "How the run went, epoch by epoch. Values beside the names are those of the last epoch.", "training",
+        "The course of the run, epoch by epoch. Values next to the names are from the last epoch.", "training",
     )  # fmt: skip
     if run.labels is not None:
         body += labels_sections(run, run.labels, x, ids)
     else:
         body += _sets(run, ids)
-    body += section("What was trained on what", facts(run), "", "settings")
+    body += section("Settings", facts(run), "", "settings")
     title = f"{escape(run.method_title)} on {escape(run.source_name)}"
     return page(title, subtitle, notice(run) + _tiles(run) + contents(body, SECTIONS) + body, [run])
 
 
 def labels_sections(run: RunData, labels: Labels, x: NDArray[Any] | None, ids: count[int]) -> str:
     shares = [run_figures.classes(run, labels), run_figures.confidence(run, labels), run_figures.calibration(run)]
-    words = "What the run made of the training set: the most probable label of each candidate set, and how sure it is."
+    words = "The result for the training set: the most probable label of each candidate set, and its confidence."
     body = section(
         "Labels", f"{charts(shares, ids)}{tables.stacks(labels)}<details><summary>All classes as numbers</summary>"
         f"{tables.per_class(run, labels)}</details>", words, "labels",
     )  # fmt: skip
     body += section(
         "Confusion", f'<div class="columns">{matrices}</div>' if (matrices := tables.confusion(run)) else "",
-        "True labels by rows, labels given by columns.", "truth",
+        "Rows are true labels, columns are the labels given.", "truth",
     )  # fmt: skip
     body += _sets(run, ids)
     body += section(
         "Projection", charts([run_figures.projection(run, labels, x)], ids),
-        "The features on their two principal components, coloured by the label given.", "space",
+        "The features on their first two principal components, coloured by the label given.", "space",
     )  # fmt: skip
     return body + section(
         "Examples", galleries(run, labels, x),
-        "The label given stands on top, then the candidates with the networks' probabilities.", "examples",
+        "The label given is on top, followed by the candidates with the networks' probabilities.", "examples",
     )  # fmt: skip
 
 
 def _sets(run: RunData, ids: count[int]) -> str:
-    words = "What the run had to go by."
+    words = "The candidate sets that the run learnt from."
     if run.truth is not None:
         outside = float((~run.sets[np.arange(run.n), run.truth]).mean())
         missing = f"The true label is missing from {percent(outside)} of them."
-        words += f" {missing if outside else 'Every set holds the true label.'}"
+        words += f" {missing if outside else 'Every set contains the true label.'}"
     sizes = charts([run_figures.set_sizes(run)], ids)
     return section("Candidate sets", f'<div class="columns">{sizes}{tables.set_members(run)}</div>', words, "sets")
 
@@ -133,7 +133,7 @@ def _tiles(run: RunData) -> str:
     if run.truth is not None and run.labels is not None:
         right = float((run.labels.labels == run.truth).mean())
         place = min(3, len(tiles))
-        tiles.insert(place, ("Labels right", percent(right), "training examples whose label given is true"))
+        tiles.insert(place, ("Labels right", percent(right), "share of training examples that got their true label"))
     if run.rows:
         tiles.append(("Training time", duration(run.seconds), f"{len(run.rows)} epochs, {escape(run.device)}"))
     items = "".join(f"<li><span>{name}</span><b>{value}</b><small>{what}</small></li>" for name, value, what in tiles)
@@ -144,13 +144,13 @@ def facts(run: RunData) -> str:
     c, sizes, environment = run.config, run.set_sizes, run.environment
     singles, full = int((sizes == 1).sum()), int((sizes == len(run.classes)).sum())
     values: list[tuple[str, Any]] = [
-        ("source", c.source), ("candidate rule", c.candidates or "sets come with the data"),
+        ("source", c.source), ("candidate rule", c.candidates or "none: sets come with the data"),
         ("method", f"{run.method_title} ({c.method.name})"), ("network", c.network.name),
         ("epochs", c.train.epochs), ("batch size", c.train.batch_size), ("learning rate", f"{c.train.lr:g}"),
         ("seed", c.seed), ("examples", f"{run.n:,}"), ("classes", len(run.classes)),
         ("mean set size", f"{sizes.mean():.2f}"), ("sets of one", f"{singles:,} ({percent(singles / run.n)})"),
         ("full sets", f"{full:,} ({percent(full / run.n)})"),
-        ("true labels", "known, never used to train" if run.truth is not None else "not known"),
+        ("true labels", "known, not used for training" if run.truth is not None else "not known"),
         ("device", run.device),
         ("crosel, torch", f"{environment.get('crosel', '?')}, {environment.get('torch', '?')}"),
         ("started", environment.get("started", "?")), ("run folder", run.path),
@@ -165,7 +165,7 @@ def _foot(runs: Sequence[RunData]) -> str:
         command = run.environment.get("command")
         if isinstance(command, list):
             commands.append(f"<p><code>{escape(' '.join(map(str, command)))}</code></p>")
-    by = f"Written by crosel {escape(crosel.__version__)}. One file: nothing is loaded from elsewhere."
+    by = f"Written by crosel {escape(crosel.__version__)}. This file is self-contained."
     return f"<p>{by}</p>{''.join(commands)}"
 
 

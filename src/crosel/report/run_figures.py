@@ -18,7 +18,8 @@ from crosel.report.tables import class_shares, confusions, share_names
 DOT_CLASSES = 20  # more lines than this would be taller than a screen
 MATRIX_CLASSES = 100
 NEEDS_NO_TRUTH = (
-    "Needs no true labels: predictions inside the candidate set, and how much of the set's probability they hold."
+    "Needs no true labels. Covering rate: share of predictions inside the candidate set. "
+    "Approximated accuracy: share of the set's probability on the predicted label."
 )
 _LOSSES = {"loss": "total", "loss_selected": "selected", "loss_comix": "co-mix"}
 
@@ -77,7 +78,10 @@ def shared_curves(runs: Sequence[RunData]) -> list[Figure]:
         Chart("selection-ratio", "S-ratio", series("selection_ratio"), percent=True, low=0, high=1, **common),
         Chart("selection-accuracy", "S-acc", series("oracle_selection_accuracy"), True, **common),
         Chart("covering", "Covering rate", series("covering_rate"), percent=True, **common, note=NEEDS_NO_TRUTH),
-        Chart("losses", "Loss", series("loss"), low=0, **common, note="Each method's own: not to be compared in size."),
+        Chart(
+            "losses", "Loss", series("loss"), low=0, **common,
+            note="Methods have different losses: do not compare values.",
+        ),
         Chart("lambda", "Weight of co-mix, λ_d", series("lambda_d"), low=0, **common),
     ])  # fmt: skip
 
@@ -107,7 +111,7 @@ def confidence(run: RunData, labels: Labels) -> Figure:
     for b in range(10):
         counts = [int((right & (bins == b)).sum()), int((~right & (bins == b)).sum())]
         bars.append((f"{10 * b}", counts[: len(parts)]))
-    note = "Each bar holds ten percentage points, from the number below it upwards."
+    note = "Each bar covers ten percentage points, starting at the number below it."
     return bar_figure("confidence", "Confidence of the labels", bars, parts, "confidence from, %", note)
 
 
@@ -138,7 +142,7 @@ def projection(run: RunData, labels: Labels, x: NDArray[Any] | None) -> Figure |
     rows = np.random.default_rng(0).permutation(len(x))[:SHOWN_POINTS]
     rows = rows[labels.labels[rows] >= 0]
     places, kept = principal_components(x[rows])
-    note = f"{len(rows):,} of {run.n:,} examples; the two axes hold {100 * kept:.0f}\u202f% of the variance."
+    note = f"{len(rows):,} of {run.n:,} examples; the two axes cover {100 * kept:.0f}\u202f% of the variance."
     return scatter_figure(places, labels.labels[rows], run.classes, note)
 
 

@@ -29,8 +29,8 @@ def set_members(run: RunData) -> str:
 
 _FLAGS = {"": ("clear", "c1"), "unsure": ("unsure", "c8"), "disputed": ("disputed", "c5"), "outside": ("outside", "c2")}
 _FLAG_NOTE = (
-    "unsure: selected by no network, or of low confidence. disputed: the networks differ. outside: the networks "
-    "insist on a label that is not in the set."
+    "unsure: selected by no network, or with low confidence. disputed: the networks predict different labels. "
+    "outside: all networks are sure of a label that is not in the set."
 )
 _SELECTED = {"both": ("both networks", "c1"), "one": ("one network", "c6"), "neither": ("none", "c8")}
 
@@ -131,5 +131,5 @@ def _commonest(run: RunData, title: str, counts: NDArray[np.int64]) -> str:
     order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
     pairs = [(int(p) // len(counts), int(p) % len(counts)) for p in order]
     rows = [[escape(run.classes[i]), escape(run.classes[j]), f"{wrong[i, j]:,}"] for i, j in pairs if wrong[i, j]]
-    caption = f"{title}: commonest confusions"
+    caption = f"{title}: most common confusions"
     return table(caption, ("true label", "label given", "examples"), rows, "numbers") if rows else ""

@@ -231,4 +231,4 @@ def _log_notes(log: DecisionLog) -> list[str]:
     count = len(log.passed_over)
     if not count:
         return []
-    return [f"{count} line{'' if count == 1 else 's'} of review.jsonl cut short or not of this run: passed over"]
+    return [f"{count} line{'' if count == 1 else 's'} of review.jsonl ignored: cut short, or from another run"]

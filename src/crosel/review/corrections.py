@@ -54,13 +54,13 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
         decisions = Decisions(data.n)
         foreign = replay(read_lines(path), decisions, rows.of_entry, data.classes).foreign
         if foreign:
-            raise UserError(f"{path}: line {foreign[0]}: not a decision about this data (another id, row or label)")
+            raise UserError(
+                f"{path}: line {foreign[0]}: this decision is not about this data (another id, row or label)"
+            )
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
     if path.suffix == ".csv":
         return _read_csv(path, data, rows)
-    raise UserError(
-        f"{path}: corrections are read from .csv (exported) or .jsonl (the log); give it one of these endings"
-    )
+    raise UserError(f"{path}: corrections must be a .csv (exported) or .jsonl (the log) file")
 
 
 def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
@@ -75,13 +75,13 @@ def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
         if row is None:
             raise UserError(f"{place}: no example has the id {shown(name)}")
         if row < 0:
-            raise UserError(f"{place}: several examples have the id {shown(name)}; it must name one")
+            raise UserError(f"{place}: several examples have the id {shown(name)}; ids must be unique")
         j = number.get(label, number.get(unguard(label)))
         if j is None:
             near = did_you_mean(label, data.classes)
-            raise UserError(f"{place}: {shown(label)} is none of the {len(data.classes)} classes{near}")
+            raise UserError(f"{place}: {shown(label)} is not one of the {len(data.classes)} classes{near}")
         if found.setdefault(row, j) != j:
-            raise UserError(f"{place}: example {shown(name)} has two labels; leave one of them")
+            raise UserError(f"{place}: example {shown(name)} has two labels; remove one of them")
     return found
 
 
@@ -92,10 +92,10 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             reader = csv.DictReader(stream)
             missing = [name for name in ("id", "label") if name not in (reader.fieldnames or ())]
             if missing:
-                raise UserError(f"{path}: line 1: there is no column '{missing[0]}'; corrections have id and label")
+                raise UserError(f"{path}: line 1: there is no column '{missing[0]}'; corrections need id and label")
             for entry in reader:
                 if entry["id"] is None or entry["label"] is None or None in entry:
-                    raise UserError(f"{path}: line {reader.line_num}: another number of cells than the first line has")
+                    raise UserError(f"{path}: line {reader.line_num}: the number of cells differs from the first line")
                 yield reader.line_num, entry
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

@@ -126,11 +126,11 @@ def _check_host(headers: dict[str, str]) -> str:
 def _check_origin(headers: dict[str, str], host: str, by_address: bool) -> None:
     origin = headers.get("origin")
     if origin is not None and origin != f"http://{host}":
-        raise Refused(403, "Requests of other pages are refused.")
+        raise Refused(403, "Requests from other pages are refused.")
     # A page on another port of this machine counts as the same site, so the cookie alone does not keep it out. Who
     # has the address with the token may follow it from anywhere.
     if not by_address and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Refused(403, "Requests of other pages are refused.")
+        raise Refused(403, "Requests from other pages are refused.")
 
 
 def _check_shape(scope: MutableMapping[str, Any]) -> None:

@@ -33,13 +33,15 @@ def load_examples(run: Path) -> Examples:
     config, saved = folder.read_config(), folder.read_candidates()
     path = folder / "labels.csv"
     if not path.is_file():
-        raise UserError(f"{run} has no labels.csv yet; finish the run, or write it: crosel labels {run} --out {path}")
+        raise UserError(
+            f"{run} has no labels.csv yet; finish the run, or write it with: crosel labels {run} --out {path}"
+        )
     rows, classes, sets = read_labels(path), tuple(map(str, saved["classes"])), saved["candidates"].astype(bool)
     number = {name: j for j, name in enumerate(classes)}
     labels = np.array([number.get(row.label, -1) for row in rows], np.int64)
     confidence = np.array([row.confidence for row in rows], np.float32)
     if len(rows) != len(sets) or (labels < 0).any() or not np.isfinite(confidence).all():
-        raise UserError(f"{path}: not the labels of this run; write them again: crosel labels {run} --out {path}")
+        raise UserError(f"{path}: not the labels of this run; write them again with: crosel labels {run} --out {path}")
     method = find_method(config.method.name).title.partition(":")[0]
     examples = Examples(
         run.resolve().name, f"{method} on {Path(config.source).name}", saved_ids(saved), classes, sets, labels,
@@ -65,7 +67,7 @@ def _inputs(config: RunConfig, examples: Examples) -> Array | None:
     try:
         x = training_inputs(config, examples.version)
     except (UserError, OSError):
-        examples.notes.append("the training data are not where they were, so there are no pictures")
+        examples.notes.append("the training data are no longer where they were, so there are no pictures")
         return None
     if x is None:
         examples.notes.append("the training data have changed since, so there are no pictures")
@@ -91,7 +93,7 @@ def compute_probabilities(session: Session, seconds: float, run: Path, notes: li
     """All of them, or None when that would take longer than `seconds`; a note then says how to have them."""
     n, k = session.data.n, len(session.data.classes)
     if n * k > CELLS:
-        notes.append(f"no probabilities but the given label's: a table of {n:,} by {k:,} is too large")
+        notes.append(f"only the given label has its probability: a table of {n:,} by {k:,} is too large")
         return None
     out = np.empty((n, k), np.float16)
     began = time.monotonic()
@@ -101,8 +103,8 @@ def compute_probabilities(session: Session, seconds: float, run: Path, notes: li
         needed = (time.monotonic() - began) * n / end
         if end < n and needed > seconds:
             notes.append(
-                f"no probabilities but the given label's: they would take about {needed / 60:.0f} min here; "
-                f"to have them, once: crosel labels {run} --out {run}/labels.npz"
+                f"only the given label has its probability: the others would take about {needed / 60:.0f} min here; "
+                f"to compute them once: crosel labels {run} --out {run}/labels.npz"
             )
             return None
     return out

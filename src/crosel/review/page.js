@@ -321,7 +321,7 @@ function undo() {
   inTurn(() => ask("/api/undo", {})).then((answer) => {
     showProgress(answer.progress);
     if (answer.row === null) { say("there is nothing to undo"); return; }
-    say(`taken back: ${answer.example.id}`);
+    say(`undone: ${answer.example.id}`);
     const index = state.cards.findIndex((card) => card.row === answer.row);
     if (index >= 0) {
       state.cards[index] = answer.example;

@@ -36,7 +36,7 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
             limit_concurrency=256, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
         )  # fmt: skip
         print(f"review {examples.n:,} examples at {address}", flush=True)
-        print("every decision is saved at once; end with Ctrl-C", flush=True)
+        print("every decision is saved at once; stop with Ctrl-C", flush=True)
         with _opened(address, open_browser), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(config).run(sockets=[listener])
         done = int((app.state.log.decisions.kinds > 0).sum())
@@ -46,7 +46,7 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
 
 def listen(port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise UserError(f"--port {port}: a port is a number from 1 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {port}: a port is a number from 1 to 65535, or 0 for any free port")
     # The protocol is named, since asyncio sends small answers at once only on sockets that say they are TCP; others
     # wait for the browser's acknowledgement, 40 ms for every answer.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -57,7 +57,7 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or error
-        raise UserError(f"--port {port} cannot be had ({reason}); choose another, or leave it out") from None
+        raise UserError(f"--port {port} is not available ({reason}); choose another, or leave it out") from None
     return listener
 
 

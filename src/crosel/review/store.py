@@ -153,7 +153,7 @@ class DecisionLog:
         self.path = path
         self._ids, self._classes = ids, classes
         self._lock = threading.Lock()
-        with disk_errors(path, elsewhere="decisions are kept in the run folder: review a copy of it elsewhere"):
+        with disk_errors(path, elsewhere="copy the run folder to a writable place and review the copy"):
             new = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         try:
@@ -172,7 +172,7 @@ class DecisionLog:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{self.path} is open in another review of this run; use that one or end it") from None
+            raise UserError(f"{self.path} is open in another review of this run; use that one, or stop it") from None
         except OSError:  # a file system without locks, as some network ones: go on without
             pass
 
