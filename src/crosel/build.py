@@ -53,7 +53,7 @@ def build_session(
     batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
     if world.size > 1 and batch_size < 2 * world.size:
         raise UserError(
-            f"a step has {batch_size} examples and there are {world.size} ranks: each needs two or more; "
+            f"a step has {batch_size} examples and there are {world.size} ranks: each needs at least two; "
             "raise train.batch_size or start fewer processes"
         )
     steps = math.ceil(data.n / batch_size)
@@ -92,7 +92,7 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
         raise UserError(f"the network cannot take inputs of shape {data.shape}: {str(error).splitlines()[0]}") from None
     if out.shape[1:] != (2, len(data.classes)):
         raise UserError(
-            f"the network gives {tuple(out.shape[2:])} outputs an example; there are {len(data.classes)} classes"
+            f"the network gives {tuple(out.shape[2:])} outputs per example, but there are {len(data.classes)} classes"
         )
 
 
@@ -107,6 +107,6 @@ def check_batch(session: Session) -> None:
         network(torch.zeros(1, *session.data.shape, device=session.device))
     except ValueError:
         raise UserError(
-            "batches of one example cannot train this network, for its batch normalisation; raise the batch size "
+            "this network has batch normalisation and cannot train on batches of one example; raise the batch size "
             f"(train.batch_size is {session.config.train.batch_size})"
         ) from None

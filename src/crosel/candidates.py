@@ -26,7 +26,7 @@ class _Draws:
 
     def __init__(self, seed: int) -> None:
         if seed < 0:
-            raise UserError(f"seed must be 0 or more, not {seed}")
+            raise UserError(f"seed must be at least 0, not {seed}")
         self._bits = np.random.Philox(np.random.SeedSequence(seed))
 
     def __call__(self, *shape: int) -> NDArray[np.float64]:
@@ -146,9 +146,9 @@ def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: 
         not (np.isfinite(g[rows]) & ((g[rows] >= 0) | (temperature > 0))).all()
         for rows in row_chunks(g.shape[0], g.shape[1])
     ):
-        raise UserError("scores must be an n x k matrix of finite numbers, none below 0")
+        raise UserError("scores must be an n x k matrix of finite numbers of at least 0")
     if not 0 <= rate < math.inf:
-        raise UserError(f"rate must be 0 or more, not {rate}")
+        raise UserError(f"rate must be at least 0, not {rate}")
     y = _checked_labels(labels, g.shape[1])
     if len(y) != len(g):
         raise UserError(f"{len(y)} labels, but scores for {len(g)} examples")
@@ -187,7 +187,7 @@ def probabilities(scores: NDArray[Any], temperature: float) -> NDArray[np.float6
     if temperature:
         p = np.exp((p - p.max(axis=1, keepdims=True)) / temperature)
     elif (p < 0).any():
-        raise UserError("there are scores below 0, so they are no probabilities; add temperature=1 to the rule")
+        raise UserError("some scores are below 0, so they are not probabilities; add temperature=1 to the rule")
     p /= np.maximum(p.sum(axis=1, keepdims=True), np.finfo(float).tiny)
     return p
 
@@ -227,7 +227,7 @@ def parse_rule(text: str) -> Rule:
     """Parse `name:key=value,key=value`, filling in defaults."""
     name, _, rest = text.partition(":")
     if name not in _RULES:
-        raise UserError(f"unknown candidate rule '{name}'{did_you_mean(name, _RULES)}; there are {', '.join(_RULES)}")
+        raise UserError(f"unknown candidate rule '{name}'{did_you_mean(name, _RULES)}; choose from {', '.join(_RULES)}")
     known = _RULES[name]
     if name == "tree":
         key, _, file = rest.partition("=")
@@ -240,7 +240,7 @@ def parse_rule(text: str) -> Rule:
         if key not in known:
             takes = ", ".join(known)
             takes = f"takes {takes}" if takes else "takes no values"
-            raise UserError(f"rule '{text}': no value '{key}'{did_you_mean(key, known)}; '{name}' {takes}")
+            raise UserError(f"rule '{text}': unknown value '{key}'{did_you_mean(key, known)}; '{name}' {takes}")
         if key in given:
             raise UserError(f"rule '{text}': {key} is given twice")
         try:
@@ -248,7 +248,7 @@ def parse_rule(text: str) -> Rule:
         except ValueError:
             raise UserError(f"rule '{text}': '{item}' needs a number, as in '{key}={_WHOLE.get(key, 0.5)}'") from None
         if key in _WHOLE and not (given[key].is_integer() and 1 <= given[key] < 2**31):
-            raise UserError(f"rule '{text}': '{item}' needs a whole number from 1 on, as in '{key}={_WHOLE[key]}'")
+            raise UserError(f"rule '{text}': '{item}' needs a whole number of at least 1, as in '{key}={_WHOLE[key]}'")
     missing = [key for key, default in known.items() if default is None and key not in given]
     if missing:
         raise UserError(f"rule '{text}' needs {missing[0]}, as in '{name}:{missing[0]}={_WHOLE.get(missing[0], 0.5)}'")
@@ -279,6 +279,6 @@ def apply_rule(
             raise UserError(f"rule '{rule}' needs scores [n, k], which this data does not have")
         sets = instance_dependent(labels, scores, v["rate"], seed, v["temperature"])
     else:
-        raise UserError(f"rule '{rule}' makes sets of annotation, not of plain labels")
+        raise UserError(f"rule '{rule}' makes sets from annotations, not from plain labels")
     # A stream of its own, so that η = 0 and η > 0 share the sets they start from.
     return _without_truth(sets, labels, v["eta"], seed + 1_000_003) if v["eta"] else sets

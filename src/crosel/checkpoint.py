@@ -163,7 +163,7 @@ def _read(path: Path) -> bytes:
     """The content, unless it is no plain file or more than the memory holds: the folder may come from a stranger."""
     about = path.stat()
     if not stat.S_ISREG(about.st_mode) or about.st_size > memory_bound():
-        raise ValueError(f"{path}: no plain file, or too large")
+        raise ValueError(f"{path}: not a plain file, or too large")
     return path.read_bytes()
 
 
@@ -172,12 +172,12 @@ def _parse(content: bytes) -> Checkpoint:
     state = json.loads(json.loads(content[8 : 8 + header])["__metadata__"]["state"])
     for name, kind in _STATE.items():
         if not isinstance(state[name], kind) or isinstance(state[name], bool):
-            raise ValueError(f"{name} is no {kind}")
+            raise ValueError(f"{name} is not a {kind}")
     if min(state["epoch"], state["step"]) < 0 or not all(isinstance(row, dict) for row in state["rows"]):
-        raise ValueError("progress makes no sense")
+        raise ValueError("its progress is inconsistent")
     tensors = safetensors.torch.load(content)
     if "generator" not in tensors:
-        raise ValueError("there is no random state")
+        raise ValueError("it has no random state")
     return Checkpoint(tensors, state)
 
 

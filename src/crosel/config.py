@@ -172,7 +172,7 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise UserError(f"--set {item}: '{part}' was given a value already")
+                raise UserError(f"--set {item}: '{part}' already has a value")
         node[last] = value
     return tree
 
@@ -192,7 +192,7 @@ def presets() -> dict[str, Any]:
 def read_preset(name: str) -> dict[str, Any]:
     known = presets()
     if name not in known:
-        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}")
     content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
@@ -248,7 +248,7 @@ def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
     except ValidationError as error:
         raise UserError(place + _explain(error, ["method"], tree)) from None
     except UserError as error:  # the method itself
-        remedy = "; if it comes from another package, install that" if place else ""
+        remedy = "; if it comes from another package, install that package" if place else ""
         raise UserError(f"{place}{error}{remedy}") from None
     try:
         return RunConfig.model_validate({**tree, "method": checked})
@@ -267,7 +267,7 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
         known, section = _known_names(path[:-1], tree), "".join(f"{part}." for part in path[:-1])
         if did_you_mean(path[-1], known):  # without the section, which would make all of them alike
             return f"unknown setting '{name}'{did_you_mean(name, [section + n for n in known])}"
-        return f"unknown setting '{name}'" + (f"; there are {', '.join(section + n for n in known)}" if known else "")
+        return f"unknown setting '{name}'" + (f"; choose from {', '.join(section + n for n in known)}" if known else "")
     if first["type"] == "missing":
         return f"setting '{name}' is missing"
     given = first.get("input")

@@ -15,15 +15,15 @@ from crosel.errors import UserError
 
 def pick_device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda") and not name.startswith("cuda:"):
-        raise UserError(f"unknown device '{name}'; there are auto, cpu, cuda")
+        raise UserError(f"unknown device '{name}'; choose from auto, cpu, cuda")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
+        raise UserError("device 'cuda': torch finds no CUDA device; use --device cpu")
     if name.startswith("cuda:"):
         number, cards = name.removeprefix("cuda:"), torch.cuda.device_count()
         if not number.isdecimal() or int(number) >= cards:
-            raise UserError(f"there is no device '{name}'; torch sees {cards}: cuda:0 to cuda:{cards - 1}")
+            raise UserError(f"there is no device '{name}'; torch finds {cards}: cuda:0 to cuda:{cards - 1}")
         torch.cuda.set_device(int(number))  # recordings and the fused kernels go to the card that is current
     return torch.device(name)
 

@@ -238,7 +238,7 @@ class Ranks(World):
             reason = str(error).strip().splitlines()
             raise RankLost(
                 f"rank {self.rank} of {self.size}: another rank has ended or cannot be reached "
-                f"({reason[-1] if reason else 'no word'}); the last checkpoint is good, go on with --resume"
+                f"({reason[-1] if reason else 'no message'}); the last checkpoint is intact; continue with --resume"
             ) from None
 
 
@@ -289,7 +289,7 @@ def joined(device: torch.device) -> Iterator[tuple[World, torch.device]]:
 def own_card(number: int) -> torch.device:
     if number >= torch.cuda.device_count():
         raise UserError(
-            f"there are {torch.cuda.device_count()} CUDA devices here, and this is process {number + 1}; "
+            f"there are {torch.cuda.device_count()} CUDA devices, but this is process {number + 1}; "
             "start no more processes than devices (torchrun --nproc-per-node), or use --device cpu"
         )
     torch.cuda.set_device(number)

@@ -30,7 +30,7 @@ class Elsewhere(Exception):  # noqa: N818
     """The run ends because of what rank 0 has found and says; other ranks only take its exit code."""
 
     def __init__(self, code: int = 2) -> None:
-        super().__init__(f"rank 0 has ended the run with exit code {code}")
+        super().__init__(f"rank 0 ended the run with exit code {code}")
         self.code = code
 
 

@@ -15,14 +15,14 @@ from crosel.errors import UserError
 TEMPORARY = ".writing-"
 
 _REMEDIES = {
-    errno.ENOSPC: "no space left on the device; free some and try again (a run goes on with --resume)",
-    errno.EDQUOT: "the disk quota is used up; free some space and try again (a run goes on with --resume)",
+    errno.ENOSPC: "no space left on the device; free some and try again (a run continues with --resume)",
+    errno.EDQUOT: "the disk quota is used up; free some space and try again (a run continues with --resume)",
     errno.EACCES: "no permission to write here; {elsewhere}",
     errno.EPERM: "no permission to write here; {elsewhere}",
     errno.EROFS: "this file system is read-only; {elsewhere}",
     errno.ENOTDIR: "a part of this path is a file, not a folder",
-    errno.EISDIR: "this is a folder; a file name is needed",
-    errno.ENOENT: "the folder is not there, or was removed",
+    errno.EISDIR: "this is a folder; give a file name",
+    errno.ENOENT: "the folder does not exist, or was removed",
     errno.ENAMETOOLONG: "the name is too long",
     errno.EFBIG: "the file would be larger than this system allows",
 }
@@ -53,7 +53,7 @@ def keep_apart(out: Path, *sources: Path | str | None) -> None:
 def make_folder(path: Path) -> None:
     with disk_errors(path):
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path}: this is a file; a folder is needed")
+            raise UserError(f"{path}: this is a file; give a folder")
         path.mkdir(parents=True, exist_ok=True)
 
 

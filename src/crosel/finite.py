@@ -70,7 +70,7 @@ def means(session: Session, epoch: int) -> dict[str, float | int]:
     if skipped >= steps:
         raise Diverged(
             f"none of the {steps} batches of epoch {epoch} had a finite loss: all were skipped; the last checkpoint is "
-            f"good. Likely cause: {_likely_cause(session, _batch(session, 0))}"
+            f"intact. Likely cause: {_likely_cause(session, _batch(session, 0))}"
         )
     return {**{name: total / (steps - skipped) for name, total in sums.items()}, SKIPPED: int(skipped)}
 
@@ -83,10 +83,10 @@ def diverged(session: Session, epoch: int, what: str, step: int | None = None) -
     rows = _batch(session, step)
     ids = [session.data.example_id(int(row)) for row in rows]
     more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
-    saved = "the last checkpoint is good" if epoch > 1 else "no epoch has been saved yet"
+    saved = "the last checkpoint is intact" if epoch > 1 else "no epoch has been saved yet"
     error = Diverged(
         f"{what} at step {step + 1} of {session.steps} of epoch {epoch}; {saved}. Likely cause: "
-        f"{_likely_cause(session, rows)}; or leave such batches out (--set train.bad_batches=skip). "
+        f"{_likely_cause(session, rows)}; or skip such batches (--set train.bad_batches=skip). "
         f"Examples in the batch: {', '.join(ids[:_SHOWN_IDS])}{more}"
     )
     error.ids = tuple(ids)
@@ -107,7 +107,7 @@ def _likely_cause(session: Session, rows: Tensor) -> str:
         worst = int(largest.argmax())
         if float(largest[worst]) > _OUTLIER * max(float(largest.median()), 1.0):
             name = session.data.example_id(int(rows[worst]))
-            return f"extreme values in example {name}; mend or drop it"
+            return f"extreme values in example {name}; fix or drop it"
     lr, ramp = session.config.train.lr, session.config.train.lr_ramp
     far = "".join(f"{line}, or " for line in _far_settings(session.config.method))
     return f"{far}a learning rate that is too high; lower train.lr ({lr:g})" + ("" if ramp else " or set train.lr_ramp")

@@ -147,7 +147,9 @@ def _training_labels(method: Method, outside_gamma: float | None) -> TrainingLab
     if outside_gamma is None:
         return method.training_labels()
     if not isinstance(method, CroSel):
-        raise UserError(f"{method.name} keeps no history to find labels outside the sets by; leave out --outside-gamma")
+        raise UserError(
+            f"{method.name} keeps no history, so it cannot find labels outside the sets; leave out --outside-gamma"
+        )
     if not 0 <= outside_gamma <= 1:
         raise UserError(f"--outside-gamma must lie between 0 and 1, not {outside_gamma:g}")
     return method.training_labels(outside_gamma)
@@ -171,7 +173,7 @@ def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None
     else:
         raise UserError(
             f"{path}: labels are written as .csv, .jsonl or .npz, or as .json for Label Studio; "
-            "give the file one of these endings"
+            "use one of these endings"
         )
 
 
@@ -225,7 +227,7 @@ def label_studio_tasks(table: LabelTable, names: LabelStudio) -> Iterator[dict[s
         task: dict[str, Any] = {"data": {names.data_key: row.id}}
         if known is not None:
             if row.id not in known:
-                raise UserError(f"{names.tasks}: no task {row.id!r}, which the run has; export the project again")
+                raise UserError(f"{names.tasks}: task {row.id!r} of the run is missing; export the project again")
             task = {key: known[row.id][key] for key in ("id", "data") if key in known[row.id]}
         choice = {
             "from_name": names.from_name, "to_name": names.to_name, "type": "choices",
@@ -276,8 +278,8 @@ def _row(cells: list[str], place: str) -> LabelRow:
     try:
         sure = float(confidence)
     except ValueError:
-        raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is no number") from None
+        raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is not a number") from None
     if flag not in FLAGS or selected not in ("", "both", "one", "neither"):
         column, value = ("flag", flag) if flag not in FLAGS else ("selected", selected)
-        raise UserError(f"{place}, column '{column}': {value[:40]!r} is not what we write there")
+        raise UserError(f"{place}, column '{column}': {value[:40]!r} is not a value that crosel writes there")
     return LabelRow(name, label, sure, selected, split_names(candidates), flag)

@@ -31,7 +31,7 @@ def check_bytes(count: int, what: str, place: object) -> None:
     bound = memory_bound()
     if count > bound:
         raise UserError(
-            f"{place}: {what} would take {count / 2**30:.1f} GiB of memory, more than the bound of "
+            f"{place}: {what} would take {count / 2**30:.1f} GiB of memory, more than the limit of "
             f"{bound / 2**30:.1f} GiB (CROSEL_MEMORY_GB sets it)"
         )
 

@@ -200,7 +200,9 @@ def check_budget(session: Session) -> Budget:
     free = free_memory(device) + there  # what the session holds already is part of the estimate
     if needed.total > free:
         where = "GPU memory" if device.type == "cuda" else "memory"
-        raise UserError(f"training would take about {needed} of {where}, {gib(free)} are free; {_advice(needed, free)}")
+        raise UserError(
+            f"training would take about {needed} of {where}, but only {gib(free)} are free; {_advice(needed, free)}"
+        )
     return needed
 
 
@@ -210,8 +212,8 @@ def _advice(needed: Budget, free: int) -> str:
             changed = {"batch_size": (size, needed.batch_size), "eval_batch_size": (rows, needed.rows)}
             return "try" + "".join(f" --set train.{name}={now}" for name, (now, was) in changed.items() if now != was)
     if needed.total - needed.data <= free:
-        return "try --set train.data_on=host, which keeps the inputs out of it"
-    return "take a smaller network (network.width), fewer examples or classes, or a machine with more memory"
+        return "try --set train.data_on=host, which keeps the inputs in host memory"
+    return "use a smaller network (network.width), fewer examples or classes, or a machine with more memory"
 
 
 def _smaller(size: int, rows: int) -> Iterator[tuple[int, int]]:

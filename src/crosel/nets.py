@@ -102,9 +102,9 @@ class WideResNet(ResidualNetwork):
 
     def __init__(self, depth: int, width: int, classes: int, channels: int = 3) -> None:
         if depth < 10 or (depth - 4) % 6:
-            raise UserError(f"a wide ResNet's depth is 6n + 4 (10, 16, 22, 28, 34, 40, …), not {depth}")
+            raise UserError(f"the depth of a wide ResNet must be 6n + 4 (10, 16, 22, 28, 34, 40, …), not {depth}")
         if width < 1:
-            raise UserError(f"a wide ResNet's width is at least 1, not {width}")
+            raise UserError(f"the width of a wide ResNet must be at least 1, not {width}")
         super().__init__(16, (16 * width, 32 * width, 64 * width), (depth - 4) // 6, classes, channels)
 
 
@@ -258,10 +258,10 @@ def network_factory(
         return lambda: MLP(inputs.size, classes, settings.hidden)
     if ":" in name:
         if not trust_code:
-            raise UserError(f"network '{name}' is code outside crosel; add --trust-code if you trust it")
+            raise UserError(f"network '{name}' is code from outside crosel; add --trust-code if you trust it")
         return _imported(name, classes, inputs)
     known = ("auto", "small-cnn", "mlp", "resnet-18", "wrn-28-2", "wrn-34-10")
-    there = "there are auto, small-cnn, mlp, resnet-18, wrn-D-W, module:factory"
+    there = "choose from auto, small-cnn, mlp, resnet-18, wrn-D-W, module:factory"
     raise UserError(f"unknown network '{name}'{did_you_mean(name, known)}; {there}")
 
 

@@ -55,7 +55,7 @@ def _let_go(error: BaseException | None) -> None:
 def in_building(device: torch.device, data_on: str) -> OneLine:
     """While data and networks are put in place, and in whatever else has no batches."""
     host = "try --set train.data_on=host, or " if device.type == "cuda" and data_on != "host" else ""
-    return OneLine(device, "for data, networks and tables", f"{host}take a smaller network or fewer examples")
+    return OneLine(device, "for data, networks and tables", f"{host}use a smaller network or fewer examples")
 
 
 def in_steps(session: Session) -> OneLine:
@@ -69,8 +69,8 @@ def in_passes(session: Session) -> OneLine:
 
 
 def _in_batches(session: Session, setting: str, size: int, what: str) -> OneLine:
-    smaller = f"try --set {setting}={size // 2}" if size > 2 else "take a smaller network"
+    smaller = f"try --set {setting}={size // 2}" if size > 2 else "use a smaller network"
     resident = session.device.type == "cuda" and session.train.host is None
     host = " or --set train.data_on=host" if resident else ""
-    saved = f"What was saved is good; another {setting} needs another --out"
+    saved = f"Saved checkpoints are intact; another {setting} needs another --out"
     return OneLine(session.device, f"with {what} of {size}", f"{smaller}{host}. {saved}")

@@ -142,7 +142,7 @@ class Session:
         """Go back to a saved state, or say why it does not belong to this run."""
         for what, ours in self.fingerprints.items():
             if saved.state[what] != ours:
-                raise UserError(f"the {what} differ from those this run was started with; nothing was changed")
+                raise UserError(f"the {what} differ from those at the start of this run; nothing was changed")
         self.load_weights(saved.tensors)
         restore_optimiser(self.optimiser, self.method, saved.tensors)
         step, seconds = saved.state["step"], saved.state["seconds"]
@@ -151,7 +151,7 @@ class Session:
                 self.generator.set_state(saved.tensors["generator"])
             except (RuntimeError, TypeError):
                 raise UserError(
-                    "the checkpoint's random state is not one of this version of torch; go on with the version that "
+                    "the checkpoint's random state does not fit this version of torch; continue with the version that "
                     "the run's environment.json names"
                 ) from None
             self.epoch_start = saved.tensors.get("generator_at_epoch_start")

@@ -138,7 +138,9 @@ class TrainingTensors:
         views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
         for view, wanted in _wishes(indices, streams).items():
             if view not in self.views:  # a fault of the method
-                raise ValueError(f"stream '{wanted[0][0]}' asks for a view '{view}'; there are {', '.join(self.views)}")
+                raise ValueError(
+                    f"stream '{wanted[0][0]}' asks for a view '{view}'; choose from {', '.join(self.views)}"
+                )
             every = [name for name, _ in wanted] == list(indices)
             draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
             seen = self.views[view].apply(

@@ -183,7 +183,7 @@ class Looks:
         total, skipped = copied.tolist()
         loss = total / max(1, step - int(skipped))
         if not math.isfinite(loss):
-            raise finite.diverged(self.session, self.epoch, "the loss is not finite any more (NaN or infinite)")
+            raise finite.diverged(self.session, self.epoch, "the loss is no longer finite (NaN or infinite)")
         return step, loss
 
 
@@ -195,7 +195,7 @@ def reads_late(device: torch.device) -> bool:
 def check_weights(session: Session, epoch: int) -> None:
     """The last step's update shows in no loss yet: look at the weights themselves before they are saved."""
     if not bool(finite.all_finite(session.method.state_dict().values())):
-        raise finite.diverged(session, epoch, "the weights are not finite any more", session.steps - 1)
+        raise finite.diverged(session, epoch, "the weights are no longer finite", session.steps - 1)
 
 
 def finish_epoch(session: Session, epoch: int) -> Row:

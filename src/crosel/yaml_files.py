@@ -19,7 +19,7 @@ class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.MarkedYAMLError(
-                problem="an alias (*name) is not taken in settings; write the value out",
+                problem="aliases (*name) are not allowed in settings; write the value out",
                 problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
             )
         return super().compose_node(parent, index)
@@ -38,7 +38,7 @@ def parse_yaml(text: str) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_YAML:
-            raise UserError(f"{path}: larger than {_MAX_YAML >> 20} MiB; these cannot be settings")
+            raise UserError(f"{path}: larger than {_MAX_YAML >> 20} MiB; this is not a settings file")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

@@ -176,7 +176,7 @@ def test_convert_refuses(tmp_path):
         convert("digits", tmp_path / "d.csv", "uniform:q=0.3")
     with pytest.raises(UserError, match=r"say how to draw candidate sets: .*--rule uniform:q=0.3"):
         convert("digits", tmp_path / "d.npz")
-    with pytest.raises(UserError, match="the folder is not there"):
+    with pytest.raises(UserError, match="the folder does not exist"):
         convert("digits", tmp_path / "none" / "d.npz", "uniform:q=0.3")
     np.savez(tmp_path / "d.npz", x=np.eye(2), candidates=np.eye(2))
     with pytest.raises(UserError, match="this is the source itself"):

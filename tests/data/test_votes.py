@@ -213,7 +213,7 @@ def test_annotators_by_name(tmp_path, features):
     assert (data.x.tolist(), data.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
     assert "no column 'bean' of votes (did you mean 'ben'?)" in refused(votes, annotators=("anna", "bean"))
     words = put(tmp_path / "w.csv", MIXED)
-    assert "column 'ben': 'dog' is no number; if this column holds votes" in refused(words, annotators=("anna",))
+    assert "column 'ben': 'dog' is not a number; if this column holds votes" in refused(words, annotators=("anna",))
     data = read(words, annotators=("anna", "ben"), inputs=str(put(tmp_path / "x.csv", "id,h\nt1,7\nt2,8\n")))
     assert (data.x.tolist(), data.columns) == ([[7], [8]], ("h",)), "inputs from elsewhere come first"
 
@@ -429,7 +429,7 @@ def test_scores_as_npz(tmp_path, features):
     np.savez(tmp_path / "own.npz", x=np.eye(2), scores=scores, y=[0, 2])
     data = read(tmp_path / "own.npz")
     assert np.array_equal(data.scores, scores.astype(np.float32))
-    with pytest.raises(UserError, match=r"scores below 0.*temperature=1"):
+    with pytest.raises(UserError, match=r"scores are below 0.*temperature=1"):
         draw_candidates(data, "top-p:p=0.9", 0)
     assert sets_of(draw_candidates(data, "top-p:p=0.9,temperature=1", 0)) == [{"0"}, {"2"}]
     assert draw_candidates(data, "instance:rate=0.5,temperature=1", 0).candidates[[0, 1], [0, 2]].all()

@@ -217,7 +217,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(launch: Launch, tmp_path: Path
     codes = launch(2, "ranks_train", tmp_path, out=str(tmp_path), method="cc", settings=["train.lr=1e30"])
     assert codes == [1, 1]
     assert "Diverged" in (tmp_path / "0.log").read_text()
-    assert "rank 0 has ended the run with exit code 2" in (tmp_path / "1.log").read_text()
+    assert "rank 0 ended the run with exit code 2" in (tmp_path / "1.log").read_text()
 
 
 def test_25_starts_and_stops_end_without_an_abort(launch: Launch, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_who_is_launched_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert launched()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="2 CUDA devices here, and this is process 4"), joined(torch.device("cuda")):
+    with pytest.raises(UserError, match="2 CUDA devices, but this is process 4"), joined(torch.device("cuda")):
         pass
 
 

@@ -35,12 +35,12 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("speed.py", "--device", "cuda", "--out", "x.json"), "speed.py: device 'cuda' was asked for, but"),
+        (("speed.py", "--device", "cuda", "--out", "x.json"), "speed.py: device 'cuda': torch finds no CUDA device"),
         (("speed.py", "--device", "cpu", "--only", "zzz", "--out", "x.json"), "speed.py: --only zzz: no case holds"),
         (("speed.py", "--device", "cpu", "--data", "gone", "--out", "x.json"), "speed.py: gone/cifar-10-batches-py is"),
-        (("variants.py", "--out", "x.json"), "variants.py: device 'cuda' was asked for, but"),
-        (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda' was asked for, but"),
-        (("memory_estimate.py", "--out", "x.json"), "memory_estimate.py: device 'cuda' was asked for, but"),
+        (("variants.py", "--out", "x.json"), "variants.py: device 'cuda': torch finds no CUDA device"),
+        (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda': torch finds no CUDA device"),
+        (("memory_estimate.py", "--out", "x.json"), "memory_estimate.py: device 'cuda': torch finds no CUDA device"),
         (("memory_estimate.py", "--against", "gone.json"), "memory_estimate.py: gone.json: no such file"),
         (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py is not there"),
         (("real_world.py", "--data", "x", "--trials", "gone", "--out", "x"), "real_world.py: gone: no such file"),

@@ -169,9 +169,9 @@ def test_two_at_once(server: Server, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UserError, match="this is a file; a folder is needed"):
+    with pytest.raises(UserError, match="this is a file; give a folder"):
         get("cifar10", tmp_path / "file", mirror=server.url)
-    with pytest.raises(UserError, match="the folder is not there"):
+    with pytest.raises(UserError, match="the folder does not exist"):
         fetch(f"{server.url}/big", tmp_path / "nowhere" / "big", MD5)
 
 

@@ -56,7 +56,7 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
     with pytest.raises(Diverged) as caught:
         fit(session, (Saver(),))
     text = str(caught.value)
-    assert text.startswith("the loss is not finite any more (NaN or infinite) at step 2 of 3 of epoch 2; ")
+    assert text.startswith("the loss is no longer finite (NaN or infinite) at step 2 of 3 of epoch 2; ")
     assert "Likely cause: a learning rate that is too high; lower train.lr (0.05)" in text
     assert "train.bad_batches=skip" in text
     assert saved == [1], "no state after the last good one"
@@ -193,7 +193,7 @@ def test_gradient_overflow_by_the_command_line(tmp_path: Path, crosel_cli: Crose
     last = result.err.splitlines()[-1]
     assert " of epoch " in last
     assert "lower train.lr (1e+30)" in last
-    told = "no epoch has been saved yet" if " of epoch 1;" in last else "the last checkpoint is good"
+    told = "no epoch has been saved yet" if " of epoch 1;" in last else "the last checkpoint is intact"
     assert told in last
     assert "Traceback" not in result.err
     for path in checkpoints(run):
@@ -207,7 +207,7 @@ def test_an_extreme_example_is_named_as_the_likely_cause() -> None:
     arrays["x"][17, 3] = 1e30
     session = make_session("cc", data=make_dataset(**arrays, classes=10))
     session.order = {"all": torch.arange(96).view(3, 32)}
-    assert "extreme values in example 17; mend or drop it" in str(diverged(session, 1, "the loss is nan", 0))
+    assert "extreme values in example 17; fix or drop it" in str(diverged(session, 1, "the loss is nan", 0))
     assert "learning rate" in str(diverged(session, 1, "the loss is nan", 1))
 
 

@@ -124,6 +124,6 @@ def test_a_named_card_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -
     assert pick_device("cuda") == torch.device("cuda")
     assert current == [1]
     for name in ("cuda:2", "cuda:", "cuda:x", "cuda:-1"):
-        with pytest.raises(UserError, match=f"there is no device '{name}'; torch sees 2: cuda:0 to cuda:1"):
+        with pytest.raises(UserError, match=f"there is no device '{name}'; torch finds 2: cuda:0 to cuda:1"):
             pick_device(name)
     assert current == [1]

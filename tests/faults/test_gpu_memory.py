@@ -100,7 +100,7 @@ def test_the_batch_size_to_try_works(graphs: str, tmp_path: Path, crosel_cli: Cr
     found = re.match(rf"crosel: out of GPU memory with batches of {batch}; try --set train.batch_size=(\d+)", last)
     assert found, last
     assert "Traceback" not in result.err
-    assert "What was saved is good" in last
+    assert "Saved checkpoints are intact" in last
     result = train(crosel_cli, source, tmp_path / "smaller", *settings, f"train.batch_size={found[1]}")
     assert result.code == 0, result.err
     assert len(metrics(tmp_path / "smaller")) == 2

@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_with_an_estimate_and_advice(where: str, mo
     assert text.endswith("are free; try --set train.batch_size=24")
     assert ("GPU memory" in text) == (where == "cuda")
     free(needed.networks - 1)
-    with pytest.raises(UserError, match="take a smaller network"):
+    with pytest.raises(UserError, match="use a smaller network"):
         check_budget(session)
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_with_an_estimate_and_advice(where: str, mo
         (90, 600, False, "try --set train.batch_size=16 --set train.eval_batch_size=16"),
         (90, 180, True, "try --set train.batch_size=2 --set train.eval_batch_size=2"),
         (5000, 1300, False, "try --set train.data_on=host"),
-        (90, 20, False, "take a smaller network"),
+        (90, 20, False, "use a smaller network"),
     ],
 )
 def test_the_least_change_that_fits_is_named(data: int, free: int, recorded: bool, advice: str) -> None:

@@ -175,7 +175,7 @@ def test_stop_names_the_step_and_the_ids(graphs: str, data_on: str) -> None:
     with pytest.raises(Diverged) as caught:
         fit(session)
     text = str(caught.value)
-    assert text.startswith(f"the loss is not finite any more (NaN or infinite) at step 6 of {STEPS} of epoch 1; ")
+    assert text.startswith(f"the loss is no longer finite (NaN or infinite) at step 6 of {STEPS} of epoch 1; ")
     assert caught.value.ids == tuple(f"pic-{i}" for i in sorted(batch))
     assert "\n" not in text
 

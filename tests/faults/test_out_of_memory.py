@@ -66,9 +66,13 @@ def test_out_of_memory_is_one_line_with_a_batch_size(
         (
             "host",
             in_steps,
-            "out of GPU memory with batches of 32; try --set train.batch_size=16. What was saved is good",
+            "out of GPU memory with batches of 32; try --set train.batch_size=16. Saved checkpoints are intact",
         ),
-        ("host", in_passes, "out of GPU memory with chunks of 96; try --set train.eval_batch_size=48. What was saved"),
+        (
+            "host",
+            in_passes,
+            "out of GPU memory with chunks of 96; try --set train.eval_batch_size=48. Saved checkpoints",
+        ),
     ],
 )
 def test_what_to_try_depends_on_where_it_happened(
@@ -89,7 +93,7 @@ def test_too_large_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("crosel.methods.cc.CC.outputs", outputs)
     with (
-        pytest.raises(UserError, match=r"out of memory for data, networks and tables; take a smaller network or fewer"),
+        pytest.raises(UserError, match=r"out of memory for data, networks and tables; use a smaller network or fewer"),
         in_building(CPU, "auto"),
     ):
         make_session("cc")

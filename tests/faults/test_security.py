@@ -37,9 +37,9 @@ from crosel.yaml_files import read_yaml
 
 LAUGHS = "a0: &a0 [lol, lol]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
 HOSTILE_YAML = {
-    "a billion laughs": (LAUGHS, "line 2, column 10: not valid YAML (an alias (*name) is not taken in settings"),
-    "itself": ("source: &a [*a]\n", "an alias (*name) is not taken"),
-    "merged": ("x: &x {a: 1}\n<<: *x\n", "an alias (*name) is not taken"),
+    "a billion laughs": (LAUGHS, "line 2, column 10: not valid YAML (aliases (*name) are not allowed in settings"),
+    "itself": ("source: &a [*a]\n", "aliases (*name) are not allowed"),
+    "merged": ("x: &x {a: 1}\n<<: *x\n", "aliases (*name) are not allowed"),
     "a Python object": ("source: !!python/object/apply:os.system ['touch HERE']\n", "not valid YAML"),
     "a Python name": ("source: !!python/name:os.system\n", "not valid YAML"),
     "deep lists": ("source: " + "[" * 5000 + "]" * 5000, "nested too deeply"),

@@ -59,7 +59,7 @@ SETTINGS = {
     "train.epochs": "--set train.epochs: write NAME=VALUE",
     "=5": "--set =5: write NAME=VALUE",
     "network.name=smal-cnn": "unknown network 'smal-cnn' (did you mean 'small-cnn'?)",
-    "network.name=no_such_module:factory": "network 'no_such_module:factory' is code outside crosel; add --trust-code",
+    "network.name=no_module:factory": "network 'no_module:factory' is code from outside crosel; add --trust-code",
 }
 
 
@@ -76,7 +76,7 @@ def test_batches_of_one_where_batch_norm_has_a_single_value(
 ) -> None:
     one = ("--set", "train.batch_size=1", "--set", "train.epochs=1")
     result = crosel_cli("train", image_npz, *one, "--set", "network.name=mlp", "--out", tmp_path / "run")
-    assert_refused(result, "batches of one example cannot train this network, for its batch normalisation; raise the")
+    assert_refused(result, "this network has batch normalisation and cannot train on batches of one example; raise the")
     assert not (tmp_path / "run").exists()
     images = crosel_cli("train", image_npz, *one, "--set", "network.width=2", "--out", tmp_path / "images")
     assert images.code == 0, "of an image it has as many values as pixels"
@@ -84,8 +84,8 @@ def test_batches_of_one_where_batch_norm_has_a_single_value(
 
 FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "digits", "--method", "crosl"): ("unknown method 'crosl' (did you mean 'crosel'?)",),
-    ("train", "digits", "--method", ""): ("unknown method ''; there are cc",),  # $METHOD that is not set
-    ("train", "digits", "--preset", ""): ("unknown preset ''; there are demo/digits",),
+    ("train", "digits", "--method", ""): ("unknown method ''; choose from cc",),  # $METHOD that is not set
+    ("train", "digits", "--preset", ""): ("unknown preset ''; choose from demo/digits",),
     ("train", "digits", "--preset", "demo/digit"): ("unknown preset 'demo/digit' (did you mean 'demo/digits'?)",),
     ("train", "digits", "--candidates", "unifrm:q=0.3"): (
         "unknown candidate rule 'unifrm' (did you mean 'uniform'?)",
@@ -93,13 +93,13 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "digits", "--candidates", "uniform"): ("rule 'uniform' needs q, as in 'uniform:q=0.5'",),
     ("train", "digits", "--candidates", "uniform:q=2"): ("q must lie between 0 and 1, not 2.0",),
     ("train", "digits", "--candidates", "uniform:q=half"): ("'q=half' needs a number",),
-    ("train", "digits", "--candidates", "uniform:p=0.5"): ("no value 'p'", "'uniform' takes q"),
+    ("train", "digits", "--candidates", "uniform:p=0.5"): ("unknown value 'p'", "'uniform' takes q"),
     ("train", "digits", "--candidates", "superclass:q=0.5"): ("needs superclasses, which this data does not have",),
     ("train", "digits"): ("this data has plain labels", "--candidates uniform:q=0.3"),
     ("train", "digits", "--candidates", "uniform:q=0.3", "--device", "gpu"): ("unknown device 'gpu'",),
     ("train", "digits", "--candidates", "uniform:q=0.3", "--seed", "x"): ("'--seed'",),
     ("train", "digits", "--candidates", "uniform:q=0.3", "--set", "train.epochs=1", "--set", "train.epochs.x=2"): (
-        "'epochs' was given a value already",
+        "'epochs' already has a value",
     ),
     ("train", "digit"): ("source 'digit' is neither a file nor one of digits", "did you mean 'digits'?"),
     ("train", "cifar10"): ("cifar-10-batches-py is not there", "--data DIR", "crosel data get cifar10 --to DIR"),
@@ -136,7 +136,7 @@ def test_cuda_where_there_is_none(crosel_cli: CroselCli, tmp_path: Path, image_n
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     result = crosel_cli("train", image_npz, "--device", "cuda", "--out", tmp_path / "run")
-    assert_refused(result, "torch sees no CUDA device; use --device cpu")
+    assert_refused(result, "torch finds no CUDA device; use --device cpu")
 
 
 CONFIGS: dict[str, tuple[str | bytes, str]] = {
@@ -315,7 +315,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
     assert result.code == 2, result.err
     last = result.err.splitlines()[-1]
     assert " epoch 3" in last
-    assert "the last checkpoint is good" in last
+    assert "the last checkpoint is intact" in last
     assert "Traceback" not in result.err
     assert metrics(run) == metrics(tiny_run.path)[:2]
     assert [path.name[:11] for path in checkpoints(run)] == ["epoch-00001", "epoch-00002"]
@@ -404,7 +404,7 @@ def test_network_code_needs_trust(tmp_path: Path, tiny_run: TinyRun, crosel_cli:
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("name: small-cnn", "name: antigravity:factory"))
     for command in (("eval", run), ("predict", run, image_npz, "--out", tmp_path / "p.csv")):
-        assert_refused(crosel_cli(*command), "'antigravity:factory' is code outside crosel; add --trust-code")
+        assert_refused(crosel_cli(*command), "'antigravity:factory' is code from outside crosel; add --trust-code")
     assert "antigravity" not in sys.modules
 
 
@@ -432,14 +432,14 @@ def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, cros
     assert_refused(predict("pickle.npz"), "Object arrays cannot be loaded")
     assert_refused(predict("good.npz", tmp_path / "p.txt"), "predictions are written as .csv or .jsonl")
     missing = tmp_path / "nowhere/p.csv"
-    assert_refused(predict("good.npz", missing), f"{missing}: the folder is not there")
+    assert_refused(predict("good.npz", missing), f"{missing}: the folder does not exist")
     below = tmp_path / "x.csv/p.csv"
     assert_refused(predict("good.npz", below), f"{below}: a part of this path is a file")
     (tmp_path / "folder.csv").mkdir()
-    assert_refused(predict("good.npz", tmp_path / "folder.csv"), "folder.csv: this is a folder; a file name is needed")
+    assert_refused(predict("good.npz", tmp_path / "folder.csv"), "folder.csv: this is a folder; give a file name")
     assert_refused(crosel_cli("labels", run, "--out", tmp_path / "l.txt"), "labels are written as .csv, .jsonl or .npz")
     assert_refused(crosel_cli("eval", run, tmp_path / "shape.npz"), "shape.npz")
-    assert_refused(crosel_cli("eval", run, tmp_path / "other.npz"), "has other classes than the run: a, b, c")
+    assert_refused(crosel_cli("eval", run, tmp_path / "other.npz"), "has classes a, b, c")
     assert_refused(crosel_cli("eval", run, tmp_path / "no-y.npz"), "has no true labels (y) to compare with")
     assert not list(tmp_path.glob("*.txt"))
     assert not out.exists()
@@ -462,7 +462,7 @@ def test_out_holds_something_already(tmp_path: Path, tiny_run: TinyRun, crosel_c
 
 def test_out_is_a_file_or_below_one(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     (tmp_path / "file").write_text("hello")
-    assert_refused(crosel_cli(*tiny_run.command, "--out", tmp_path / "file"), "this is a file; a folder is needed")
+    assert_refused(crosel_cli(*tiny_run.command, "--out", tmp_path / "file"), "this is a file; give a folder")
     below = tmp_path / "file/run"
     assert_refused(crosel_cli(*tiny_run.command, "--out", below), f"{below}: a part of this path is a file")
     long = tmp_path / ("x" * 300)
@@ -552,7 +552,7 @@ def test_full_disk(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer)
             assert (
                 result[2]
                 .splitlines()[-1]
-                .endswith("no space left on the device; free some and try again (a run goes on with --resume)")
+                .endswith("no space left on the device; free some and try again (a run continues with --resume)")
             )
         assert not any(".writing-" in name for name in tree(run))
         assert fork_server.run("eval", run)[0] == 0, "the last good checkpoint stays usable"
@@ -628,7 +628,7 @@ def test_folder_removed_underneath(tmp_path: Path, tiny_run: TinyRun, fork_serve
     shutil.rmtree(run)
     assert child.wait() == 2
     assert "Traceback" not in child.err
-    assert child.err.splitlines()[-1].endswith("the folder is not there, or was removed")
+    assert child.err.splitlines()[-1].endswith("the folder does not exist, or was removed")
 
 
 # --- two processes ------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_learns_and_reports_labels() -> None:
     assert [row["epoch"] for row in clf.history_] == list(range(1, 13))
     np.testing.assert_allclose(clf.predict_proba(x).sum(axis=1), 1, rtol=1e-5)
     assert not hasattr(clf, "partial_fit")
-    with pytest.raises(AttributeError, match="partial_fit is not offered"):
+    with pytest.raises(AttributeError, match="partial_fit is not available"):
         clf.partial_fit(x, sets)
     assert "partial_fit" in (PartialLabelClassifier.__doc__ or "")
 
@@ -260,7 +260,7 @@ def test_a_frame_that_may_be_a_matrix_is_not_taken_for_votes(columns: dict[str, 
 
 def test_a_frame_with_sets_for_votes_is_told_of() -> None:
     frame = Frame(np.array([["a|b", "b"], ["b", "a"]], dtype=object), ["anna", "ben"])
-    with pytest.warns(UserWarning, match=r"'a\|b' is taken for one label"):
+    with pytest.warns(UserWarning, match=r"'a\|b' is read as one label"):
         assert read_candidates(frame).classes.tolist() == ["a", "a|b", "b"]
 
 
@@ -345,12 +345,12 @@ SETS4 = np.array([[1, 0], [1, 1], [0, 1], [1, 1]])
         (X4, [[1], [], [2], [1]], "candidate set of example 1 is empty"),
         (X4, SETS4 * 3, "only 0 and 1 are allowed.*lists or sets"),
         (X4, SETS4.tolist(), "may be a matrix or label lists"),
-        (X4, [[1], 2, [3], [1]], "example 1 is 2, others are collections"),
+        (X4, [[1], 2, [3], [1]], "example 1 is 2, but others are collections"),
         (X4, [["a"], ["b", None], ["a"], ["b"]], "example 1 has a missing label"),
         (X4, [[float("nan")], ["b"], ["a"], ["b"]], "example 0 has a missing label"),
         (X4, [[[1]], [[2]], [[1]], [[2]]], "example 0 has a label that is not hashable"),
         (X4, ["a", None, "b", "a"], "example 1 has a missing label"),
-        (X4, [["a"], ["b", ""], ["a"], ["b"]], "example 1 has an empty text for a label"),
+        (X4, [["a"], ["b", ""], ["a"], ["b"]], "example 1 has an empty string as a label"),
         (X4, [0.0, np.nan, 1.0, 1.0], "NaN or infinity at example 1"),
         (X4, [0.1, 0.2, 1.0, 1.0], "continuous"),
         (X4, "abab", "got str"),
@@ -381,7 +381,7 @@ def test_wrong_data_is_said_in_one_line(x: Any, candidates: Any, message: str) -
 
 def test_a_stage_that_never_ends_is_warned_of() -> None:
     x, sets = np.eye(4), np.ones((4, 2), dtype=bool)
-    with pytest.warns(UserWarning, match=r"method.warm_up=20 with train.epochs=1: pop never gets beyond that stage"):
+    with pytest.warns(UserWarning, match=r"method.warm_up=20 with train.epochs=1: pop never gets past that stage"):
         PartialLabelClassifier("pop", epochs=1).fit(x, sets)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -405,9 +405,9 @@ def test_a_stage_that_never_ends_is_warned_of() -> None:
         ({"method_settings": {"gamma": 1}}, "unknown setting 'method.gamma'"),
         ({"method_settings": [1]}, "method_settings: expected a dict"),
         ({"method_settings": {"name": "cc"}}, "method_settings: the name"),
-        ({"train_settings": {"epochs": 3}}, "'epochs' is a parameter of its own"),
+        ({"train_settings": {"epochs": 3}}, "'epochs' is a separate parameter of the classifier"),
         ({"batch_size": 1}, "batch normalisation"),
-        ({"classes": ["a", "a"]}, "each label once"),
+        ({"classes": ["a", "a"]}, "at least one label, each once"),
         ({"classes": [["a"], ["b"]]}, "hashable"),
         ({"classes": ["a", "b", "c"]}, "2 columns for 3 classes"),
     ],
@@ -421,7 +421,7 @@ def test_wrong_parameters_are_said_in_one_line(params: dict[str, Any], message: 
 def test_more_wrong_calls() -> None:
     with pytest.raises(UserError, match="given twice"):
         small().fit(X4, SETS4, candidates=SETS4)
-    with pytest.raises(UserError, match="'gamma' is a parameter of its own"):
+    with pytest.raises(UserError, match="'gamma' is a separate parameter of the classifier"):
         small_crosel(method_settings={"gamma": 0.5}).fit(X4, SETS4)
     with pytest.raises(UserError, match="not in `classes`"):
         small(classes=["a"]).fit(X4, ["a", "b", "a", "a"])
@@ -466,7 +466,7 @@ def test_score_with_weights() -> None:
 
 def test_sets_written_as_in_a_csv_are_told_of() -> None:
     x, _, _ = problem(4)
-    with pytest.warns(UserWarning, match=r"'cat\|dog' is taken for one label; if it is a set, split it"):
+    with pytest.warns(UserWarning, match=r"'cat\|dog' is read as one label; if it is a set, split it"):
         clf = small(epochs=1).fit(x, ["cat|dog", "dog", "cat", "dog"])
     assert clf.classes_.tolist() == ["cat", "cat|dog", "dog"]
 

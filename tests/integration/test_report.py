@@ -265,7 +265,7 @@ def test_damaged_files_are_said(run_copy: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at least one run"):
         write_report([], tmp_path / "r.html")
     (run_copy / "labels.csv").write_text(labels)
-    with pytest.raises(UserError, match="folder is not there"):
+    with pytest.raises(UserError, match="folder does not exist"):
         write_report([RunFolder(run_copy)], tmp_path / "no" / "r.html")
 
 

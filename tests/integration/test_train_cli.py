@@ -237,8 +237,8 @@ def test_a_stage_that_the_run_is_too_short_for_is_told_of_once(tmp_path: Path, c
     short = ("train", tmp_path / "few.npz", "--set", "train.epochs=2", "--out", tmp_path / "run", "--method")
     result = crosel_cli(*short, "pico", "--set", "method.proto_start=2")
     assert result.code == 0
-    assert "method.proto_start=2 with train.epochs=2: pico never gets beyond that stage" in result.err
-    assert "never gets beyond" not in crosel_cli("eval", tmp_path / "run").err
+    assert "method.proto_start=2 with train.epochs=2: pico never gets past that stage" in result.err
+    assert "never gets past" not in crosel_cli("eval", tmp_path / "run").err
 
 
 def test_settings_of_the_loop_without_effect_are_told_of(tmp_path: Path, crosel_cli: CroselCli) -> None:

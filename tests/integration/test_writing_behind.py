@@ -83,7 +83,7 @@ def test_one_after_the_other(tmp_path: Path) -> None:
 def test_an_error_is_told_once_and_in_time(tmp_path: Path, asks: str) -> None:
     writer = checkpoint.Writer()
     writer.save(tmp_path / "nowhere", 1, 0, tensors(), STATE, keep=2)
-    with pytest.raises(UserError, match="the folder is not there, or was removed"):
+    with pytest.raises(UserError, match="the folder does not exist, or was removed"):
         writer.wait() if asks == "wait" else writer.save(tmp_path, 2, 0, tensors(), STATE, keep=2)
     writer.save(tmp_path, 2, 0, tensors(), STATE, keep=2)
     writer.wait()
@@ -254,7 +254,7 @@ def test_no_memory_for_a_checkpoint(
 def test_divergence_leaves_the_last_checkpoint(
     tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, behind: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that the last checkpoint is good; so it must be there, though it was under way."""
+    """It says that the last checkpoint is intact; so it must be there, though it was under way."""
     write = checkpoint.write
 
     def slow(*args: Any) -> Path:
@@ -263,13 +263,13 @@ def test_divergence_leaves_the_last_checkpoint(
 
     def bad(session: Any, epoch: int) -> None:
         if epoch == 3:
-            raise Diverged("the weights are not finite any more; the last checkpoint is good")
+            raise Diverged("the weights are no longer finite; the last checkpoint is intact")
 
     monkeypatch.setattr(checkpoint, "write", slow)
     monkeypatch.setattr(train, "check_weights", bad)
     result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
     assert result.code == 2
-    assert "the last checkpoint is good" in result.err
+    assert "the last checkpoint is intact" in result.err
     assert [path.name[:11] for path in checkpoints(tmp_path / "run")] == ["epoch-00001", "epoch-00002"]
 
 

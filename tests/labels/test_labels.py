@@ -198,7 +198,7 @@ def test_label_studio_tasks_are_carried_over(tmp_path):
     [
         (b"[", "not valid JSON"), (b"{}", "list of tasks"), (b"[1]", "list of tasks"),
         (b'[{"id": 1}]', "list of tasks"), (b"\xff\xfe\xff", "save it as UTF-8"),
-        (b"[" * 100_000, "not (valid|usable) JSON"), (b'[{"id": 1, "data": {}}]', "no task '@a'"),
+        (b"[" * 100_000, "not (valid|usable) JSON"), (b'[{"id": 1, "data": {}}]', "task '@a' of the run is missing"),
         (None, "cannot be read"),
     ],
 )  # fmt: skip

@@ -236,8 +236,8 @@ def test_instance_dependent_at_its_ends():
     [
         (np.ones(3), 0.5, "n x k matrix"),
         (np.full((3, 2), np.nan), 0.5, "finite"),
-        (-np.ones((3, 2)), 0.5, "none below 0"),
-        (np.ones((3, 2)), -0.1, "rate must be 0 or more, not -0.1"),
+        (-np.ones((3, 2)), 0.5, "of at least 0"),
+        (np.ones((3, 2)), -0.1, "rate must be at least 0, not -0.1"),
         (np.ones((2, 2)), 0.5, "3 labels, but scores for 2 examples"),
     ],
 )
@@ -387,12 +387,12 @@ def test_rules_are_parsed(text, name, values):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("unifrom:q=0.5", r"unknown candidate rule 'unifrom' \(did you mean 'uniform'\?\); there are uniform, "),
+        ("unifrom:q=0.5", r"unknown candidate rule 'unifrom' \(did you mean 'uniform'\?\); choose from uniform, "),
         ("", "unknown candidate rule ''"),
         ("uniform", "rule 'uniform' needs q, as in 'uniform:q=0.5'"),
         ("superclass:eta=0.1", "needs q, as in 'superclass:q=0.5'"),
-        ("uniform:p=0.5", "no value 'p'.*'uniform' takes q, at_least_two, eta"),
-        ("uniform:q=0.5,etta=0.1", r"no value 'etta' \(did you mean 'eta'\?\)"),
+        ("uniform:p=0.5", "unknown value 'p'.*'uniform' takes q, at_least_two, eta"),
+        ("uniform:q=0.5,etta=0.1", r"unknown value 'etta' \(did you mean 'eta'\?\)"),
         ("uniform:q=half", "'q=half' needs a number, as in 'q=0.5'"),
         ("uniform:q", "'q' needs a number"),
     ],
@@ -474,7 +474,7 @@ def test_label_errors(y, message, draw):
 
 
 def test_a_seed_below_zero_is_refused():
-    with pytest.raises(UserError, match="seed must be 0 or more, not -1"):
+    with pytest.raises(UserError, match="seed must be at least 0, not -1"):
         uniform([0], 2, 0.5, seed=-1)
 
 
@@ -523,5 +523,5 @@ def test_logits_are_softened_by_the_rule():
     y = np.zeros(100, dtype=int)
     by_rule = apply_rule(parse_rule("instance:rate=0.5,temperature=2"), y, 3, seed=1, scores=logits)
     np.testing.assert_array_equal(by_rule, instance_dependent(y, candidates.probabilities(logits, 2.0), 0.5, seed=1))
-    with pytest.raises(UserError, match="none below 0"):
+    with pytest.raises(UserError, match="of at least 0"):
         apply_rule(parse_rule("instance:rate=0.5"), y, 3, seed=1, scores=logits)

@@ -142,7 +142,7 @@ def test_set_takes_yaml_values(text, path, expected):
     [
         (["train.epochs"], "--set train.epochs: write NAME=VALUE, as in --set train.epochs=20"),
         (["=3"], "--set =3: write NAME=VALUE"),
-        (["train=5", "train.epochs=3"], "--set train.epochs=3: 'train' was given a value already"),
+        (["train=5", "train.epochs=3"], "--set train.epochs=3: 'train' already has a value"),
     ],
 )
 def test_bad_set(items, message):
@@ -365,7 +365,7 @@ def test_every_row_of_the_papers_tables_is_a_cell_of_a_suite():
 
 
 def test_unknown_preset():
-    with pytest.raises(UserError, match=r"unknown preset 'demo/digit' \(did you mean 'demo/digits'\?\); there are "):
+    with pytest.raises(UserError, match=r"unknown preset 'demo/digit' \(did you mean 'demo/digits'\?\); choose from "):
         build(preset="demo/digit")
 
 
@@ -381,8 +381,8 @@ def test_unknown_preset():
         ("method.lambda_rc=1", "unknown setting 'method.lambda_rc' (did you mean 'method.lambda_cr'?)"),
         ("network.nam=mlp", "unknown setting 'network.nam' (did you mean 'network.name'?)"),
         ("augment.flp=false", "unknown setting 'augment.flp' (did you mean 'augment.flip'?)"),
-        ("zzzzzz=1", "unknown setting 'zzzzzz'; there are source, data_dir, candidates, …"),
-        ("augment.zzz=1", "unknown setting 'augment.zzz'; there are augment.flip, augment.padding, …"),
+        ("zzzzzz=1", "unknown setting 'zzzzzz'; choose from source, data_dir, candidates, …"),
+        ("augment.zzz=1", "unknown setting 'augment.zzz'; choose from augment.flip, augment.padding, …"),
     ],
 )
 def test_unknown_settings_get_the_nearest_name(item, message):
@@ -415,7 +415,7 @@ def test_an_unknown_setting_of_a_method_is_answered_with_its_own():
     """The word 'method.' is not what makes two names alike."""
     with pytest.raises(UserError) as caught:
         build("method.name=cc", "method.zzz=1")
-    assert line(caught) == "unknown setting 'method.zzz'; there are method.name, method.view"
+    assert line(caught) == "unknown setting 'method.zzz'; choose from method.name, method.view"
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,9 @@ def test_a_run_needs_a_source():
 
 
 def test_unknown_method():
-    with pytest.raises(UserError, match=r"unknown method 'croesl' \(did you mean 'crosel'\?\); there are cc, .*crosel"):
+    with pytest.raises(
+        UserError, match=r"unknown method 'croesl' \(did you mean 'crosel'\?\); choose from cc, .*crosel"
+    ):
         build("method.name=croesl")
 
 
@@ -590,7 +592,7 @@ def test_a_method_of_ones_own(monkeypatch):
     class Other(Own):
         pass
 
-    with pytest.raises(ValueError, match="a method named 'own' is registered already"):
+    with pytest.raises(ValueError, match="a method named 'own' is already registered"):
         register(Other)
 
 

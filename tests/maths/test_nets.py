@@ -205,7 +205,7 @@ def test_depth_is_six_n_plus_four(depth):
 
 
 def test_width_is_at_least_one():
-    with pytest.raises(UserError, match="width is at least 1, not 0"):
+    with pytest.raises(UserError, match="width of a wide ResNet must be at least 1, not 0"):
         wide_resnet(10, 0, 10)
 
 
@@ -296,9 +296,9 @@ def test_image_networks_refuse_features(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("smal-cnn", r"unknown network 'smal-cnn' \(did you mean 'small-cnn'\?\); there are auto, small-cnn, mlp"),
+        ("smal-cnn", r"unknown network 'smal-cnn' \(did you mean 'small-cnn'\?\); choose from auto, small-cnn, mlp"),
         ("wrn-28", r"unknown network 'wrn-28' \(did you mean 'wrn-28-2'\?\)"),
-        ("xyz", "unknown network 'xyz'; there are"),
+        ("xyz", "unknown network 'xyz'; choose from"),
     ],
 )
 def test_unknown_names(name, message):
@@ -350,7 +350,7 @@ def test_own_factory_by_import_string(user_module):
 def test_own_factory_needs_trust(monkeypatch):
     """Nothing is imported before trust is given."""
     monkeypatch.setattr("crosel.nets.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
-    with pytest.raises(UserError, match=r"'somewhere:build' is code outside crosel; add --trust-code"):
+    with pytest.raises(UserError, match=r"'somewhere:build' is code from outside crosel; add --trust-code"):
         network_factory(NetworkSettings(name="somewhere:build"), InputShape((5,)), 3)
 
 

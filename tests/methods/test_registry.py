@@ -143,7 +143,7 @@ def test_the_loop_the_views_the_checkpoint_and_the_report_know_no_method() -> No
 def test_wrong_registrations_are_refused() -> None:
     with pytest.raises(TypeError, match="needs the class attribute 'name'"):
         register(type("Nameless", (Method,), {}))
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         register(type("Again", (Method,), {"name": "cc", "title": "", "paper": "", "Settings": MethodSettings}))
 
 
@@ -158,7 +158,7 @@ def test_a_method_without_a_loss_cannot_be_built() -> None:
 @pytest.mark.parametrize(
     ("asked", "taken", "message"),
     [
-        ("wek", "weak", "stream 'all' asks for a view 'wek'; there are plain, weak"),
+        ("wek", "weak", "stream 'all' asks for a view 'wek'; choose from plain, weak"),
         ("weak", "strong", "this batch has no view 'strong'; its stream asks for weak"),
     ],
 )
@@ -194,12 +194,12 @@ def settings_of(name: str, **values: object) -> MethodSettings:
 @pytest.mark.parametrize(
     ("settings", "epochs", "remarks"),
     [
-        (settings_of("pop"), 20, ["method.warm_up=20 with train.epochs=20: pop never gets beyond that stage"]),
+        (settings_of("pop"), 20, ["method.warm_up=20 with train.epochs=20: pop never gets past that stage"]),
         (settings_of("pop"), 21, []),
         (
             settings_of("pop", threshold=0.2, cap=0.1),
             21,
-            ["method.cap=0.1 has no effect: method.threshold=0.2 is above it and stays"],
+            ["method.cap=0.1 has no effect: method.threshold=0.2 is already above it"],
         ),
         (settings_of("pop", threshold=0.2, cap=0.2), 21, []),
         (settings_of("pico", proto_start=3), 3, ["method.proto_start=3 with train.epochs=3: pico never gets"]),

@@ -33,7 +33,7 @@ def predict_file(
     """Write id, label and probability of the `top` labels, chunk by chunk, to csv or jsonl; return how many."""
     suffix = out.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
-        raise UserError(f"{out}: predictions are written as .csv or .jsonl; give the file one of these endings")
+        raise UserError(f"{out}: predictions are written as .csv or .jsonl; use one of these endings")
     keep_apart(out, source)
     session = load_run(run, device, trust_code, needs_data=False)
     top = min(top, len(session.data.classes))
@@ -66,7 +66,7 @@ def tell_of_dark(session: Session, brightest: int, source: object, say: Callable
     if session.data.is_image and brightest < usual / 2:
         say(
             f"{source}: no pixel is above {brightest} of 255, and those of training are {usual:.0f} on average; "
-            "if these images are not so dark, bring x to 0..255 or 0..1"
+            "unless these images really are dark, scale x to 0..255 or 0..1"
         )
 
 

@@ -29,8 +29,8 @@ def record(work: Callable[[], object], generator: torch.Generator | None = None,
         reason = _what_forbids_it(error)
         if reason:
             raise UserError(
-                "the network or the method does what cannot be recorded, such as .item() or a copy to the host "
-                f"({reason}); use --set train.cuda_graphs=false"
+                "the network or the method does something that cannot be recorded, such as .item() or a copy to "
+                f"the host ({reason}); use --set train.cuda_graphs=false"
             ) from error
         raise
     return graph

@@ -269,7 +269,7 @@ def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form
     for key in wanted:
         for cell in row[key] if isinstance(row[key], list) else [row[key]]:
             if isinstance(cell, bool) or not isinstance(cell, int | float) or abs(cell) > 1e300:
-                raise UserError(f"{place}, column {shown(key)}: {shown(cell)} is no number we can hold")
+                raise UserError(f"{place}, column {shown(key)}: {shown(cell)} is not a number, or too large")
             out.append(float(cell))
     form.check_width(len(out), place)
     return out

@@ -101,9 +101,9 @@ def _named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> l
 
 
 def no_number(path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str]) -> UserError:
-    """The error for the first cell of a row that is no number."""
+    """The error for the first cell of a row that is not a number."""
     column = next(c for c in columns if not _is_number(row[c]))
-    what = f"{shown(row[column])} is no number" if row[column].strip() else "empty; fill it in or drop the row"
+    what = f"{shown(row[column])} is not a number" if row[column].strip() else "empty; fill it in or drop the row"
     if _is_number(row[column].replace(",", ".", 1)):
         what += "; write decimals with a point"
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")

@@ -22,7 +22,7 @@ _OPTIONAL = ("label", "weight", "split")  # meanings that a row may leave out
 
 def _float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{shown(value)} is no number")
+        raise ValueError(f"{shown(value)} is not a number")
     try:
         return float(value)
     except OverflowError:

@@ -70,11 +70,11 @@ def _listed(text: str) -> list[Any] | None:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"weight {shown(value)} is no number")
+        raise ValueError(f"weight {shown(value)} is not a number")
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        raise ValueError(f"weight {shown(value)} is no number") from None
+        raise ValueError(f"weight {shown(value)} is not a number") from None
     if not 0 <= number < 1e30:
         raise ValueError(f"weight {number:g}; a weight is 0 or more, and finite")
     return number

@@ -129,8 +129,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __getattr__(self, name: str) -> Any:
         if name == "partial_fit":  # scikit-learn asks by hasattr; people get the reason
             raise AttributeError(
-                "partial_fit is not offered: the methods look at the whole training set after every epoch; "
-                "call fit on all of it"
+                "partial_fit is not available: the methods use the whole training set after every epoch; "
+                "call fit with all data"
             )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
@@ -205,14 +205,14 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         train_values = settings_dict("train_settings", self.train_settings)
         for name in ("epochs", "batch_size", "lr"):
             if name in train_values:
-                raise UserError(f"train_settings: '{name}' is a parameter of its own")
+                raise UserError(f"train_settings: '{name}' is a separate parameter of the classifier")
         train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
         if self.lr is not None:
             train_values["lr"] = self.lr
         network = settings_dict("network_settings", self.network_settings)
         if not isinstance(self.network, str) and (not callable(self.network) or isinstance(self.network, nn.Module)):
             raise UserError(
-                "network: expected a name or a factory, which is called as factory(classes=k, shape=shape) once for "
+                "network: expected a name or a factory, called as factory(classes=k, shape=shape) once for "
                 f"each network, got {type(self.network).__name__}"
             )
         tree = {
@@ -407,7 +407,7 @@ class CroSelClassifier(PartialLabelClassifier):
         values = super()._method_values()
         for name in ("warmup", "gamma", "bank_length", "lambda_cr", "temperature", "alpha", "networks"):
             if name in values:
-                raise UserError(f"method_settings: '{name}' is a parameter of its own")
+                raise UserError(f"method_settings: '{name}' is a separate parameter of the classifier")
             values[name] = getattr(self, name)
         return values
 

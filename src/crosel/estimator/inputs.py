@@ -73,7 +73,7 @@ def as_bytes(images: Any, kind: str) -> Array:
         raise UserError(f"X: there are no examples, or examples of size 0 (shape {x.shape})")
     if not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x))[0, 0])
-        raise UserError(f"X: NaN or an infinite value in image {row}; mend it or leave it out")
+        raise UserError(f"X: NaN or an infinite value in image {row}; fix it or leave it out")
     low, high = float(x.min()), float(x.max())
     top = 1.0 if kind == UNIT else 255.0
     if kind == UNIT and low >= 0 and high > top:
@@ -204,7 +204,7 @@ def _tell_of_joined(labels: Sequence[Any]) -> None:
     joined = next((label for label in labels if isinstance(label, str) and "|" in label), None)
     if joined is not None:
         warnings.warn(
-            f"candidates: {joined!r} is taken for one label; if it is a set, split it: [text.split('|') for text in y]",
+            f"candidates: {joined!r} is read as one label; if it is a set, split it: [text.split('|') for text in y]",
             stacklevel=5,
         )
 
@@ -235,7 +235,7 @@ def _label_lists(items: Sequence[Any]) -> Array | list[list[Any]]:
     rows: list[list[Any]] = []
     for position, item in enumerate(items):
         if not _is_set(item):
-            raise UserError(f"candidates: example {position} is {item!r}, others are collections of labels")
+            raise UserError(f"candidates: example {position} is {item!r}, but others are collections of labels")
         rows.append([_plain(label) for label in item])
     flat = [label for row in rows for label in row]
     same_length = len({len(row) for row in rows}) == 1
@@ -243,7 +243,7 @@ def _label_lists(items: Sequence[Any]) -> Array | list[list[Any]]:
         return np.array(rows)
     if same_length and len(rows[0]) > 1 and all(isinstance(v, int | float) and v in (0, 1) for v in flat):
         raise UserError(
-            "candidates: equally long lists of nothing but 0 and 1 may be a matrix or label lists; "
+            "candidates: lists of equal length with only 0 and 1 may be a matrix or label lists; "
             "pass a matrix as a numpy array, label lists as sets"
         )
     return rows
@@ -259,7 +259,7 @@ def _matrix(values: Array) -> NDArray[np.bool_]:
         return matrix if matrix.flags.writeable else matrix.copy()
     except UserError as error:
         if values.ndim == 2 and np.issubdtype(values.dtype, np.number) and "only 0 and 1" in str(error):
-            raise UserError(f"{error} (label lists are passed as lists or sets, not as an array)") from None
+            raise UserError(f"{error} (pass label lists as lists or sets, not as an array)") from None
         raise
 
 
@@ -311,7 +311,7 @@ def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateS
                 f"candidates: example {position} has a missing label (None or NaN); leave it out of the set"
             )
         if "" in row:
-            raise UserError(f"candidates: example {position} has an empty text for a label; leave it out of the set")
+            raise UserError(f"candidates: example {position} has an empty string as a label; leave it out of the set")
     classes = label_array(_in_order(found)) if known is None else known
     column = {label: j for j, label in enumerate(classes.tolist())}
     matrix = np.zeros((len(rows), len(classes)), bool)
@@ -342,7 +342,7 @@ def _distinct(classes: Any) -> list[Any]:
     except TypeError:
         raise UserError("classes: every label must be hashable") from None
     if repeated or not labels:
-        raise UserError("classes: expected each label once, and at least one")
+        raise UserError("classes: expected at least one label, each once")
     return labels
 
 
@@ -384,7 +384,7 @@ def _encode(label: Any) -> list[Any]:
     if type(label) in (str, int, float, bool):
         return [type(label).__name__, label]
     raise UserError(
-        f"labels of type {type(label).__name__} cannot be saved; use text, numbers or tuples of them, or pickle"
+        f"labels of type {type(label).__name__} cannot be saved; use strings, numbers or tuples of them, or pickle"
     )
 
 
@@ -404,7 +404,7 @@ def settings_dict(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise UserError(f"{name}: expected a dict of settings, got {type(given).__name__}")
     if "name" in given:
-        raise UserError(f"{name}: the name is a parameter of its own")
+        raise UserError(f"{name}: the name is a separate parameter of the classifier")
     return {str(key): value for key, value in given.items()}
 
 

@@ -169,7 +169,7 @@ def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, di
     except Exception as error:  # safetensors, JSON and missing entries each have their own errors
         raise UserError(f"{path}: not a saved crosel model, or damaged ({error})") from None
     if network is None and (name == OWN_NETWORK or ":" in name):
-        raise UserError(f"{path}: its network is code of your own; pass it: load(path, network=factory)")
+        raise UserError(f"{path}: its network is your own code; pass it: load(path, network=factory)")
     arrays = {name: t.numpy() for name, t in without_prefix("fitted", tensors).items()}
     model.weights = safetensors.torch.save({n: t for n, t in tensors.items() if not n.startswith("fitted.")})
     return model, arrays, header
@@ -195,7 +195,7 @@ class History(list[Row]):
         names = columns if columns is not None else [name for name in self.columns if name.startswith("loss")]
         unknown = [name for name in names if name not in self.columns]
         if unknown:
-            raise UserError(f"history has no column '{unknown[0]}'; there are {', '.join(self.columns)}")
+            raise UserError(f"history has no column '{unknown[0]}'; choose from {', '.join(self.columns)}")
         if ax is None:
             _, ax = _pyplot().subplots()
         for name in names:

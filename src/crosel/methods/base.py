@@ -49,8 +49,8 @@ class MethodSettings(Settings):
     def remarks(self, epochs: int) -> list[str]:
         """What is allowed, but will not do what its name says in a run of so many epochs: lines for the user."""
         return [
-            f"method.{name}={length} with train.epochs={epochs}: {self.name} never gets beyond that stage; raise the "
-            f"epochs or lower method.{name}"
+            f"method.{name}={length} with train.epochs={epochs}: {self.name} never gets past that stage; raise "
+            f"train.epochs or lower method.{name}"
             for name in stages(type(self))
             if isinstance(length := getattr(self, name), int) and length >= epochs
         ]
@@ -224,7 +224,7 @@ def register(method: type[Method]) -> type[Method]:
         if not hasattr(method, attribute):
             raise TypeError(f"method {method.__name__} needs the class attribute '{attribute}'")
     if _METHODS.get(method.name, method) is not method:
-        raise ValueError(f"a method named '{method.name}' is registered already")
+        raise ValueError(f"a method named '{method.name}' is already registered")
     _METHODS[method.name] = method
     return method
 
@@ -265,9 +265,9 @@ def find_method(name: str) -> type[Method]:
         return _METHODS[name]
     known = methods()
     if name in _FAULTY:
-        raise UserError(f"method '{name}': {_FAULTY[name]}; mend or remove that package")
+        raise UserError(f"method '{name}': {_FAULTY[name]}; fix or remove that package")
     if name not in known:
-        raise UserError(f"unknown method '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+        raise UserError(f"unknown method '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}")
     return known[name]
 
 

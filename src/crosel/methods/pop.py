@@ -88,9 +88,7 @@ class PoPSettings(MethodSettings):
     def remarks(self, epochs: int) -> list[str]:
         lines = super().remarks(epochs)
         if self.cap < self.threshold:
-            lines.append(
-                f"method.cap={self.cap} has no effect: method.threshold={self.threshold} is above it and stays"
-            )
+            lines.append(f"method.cap={self.cap} has no effect: method.threshold={self.threshold} is already above it")
         return lines
 
 

@@ -32,7 +32,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation of a sample (divided by n - 1)."""
     n = len(values)
     if n == 0:
-        raise ValueError("there is no mean of nothing")
+        raise ValueError("cannot take the mean of no values")
     mean = math.fsum(values) / n
     if n == 1:
         return Estimate(mean, None, 1)
