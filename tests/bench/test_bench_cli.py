@@ -107,9 +107,12 @@ def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("paper-main",), "cifar-10-batches-py is not there; say where the published files are: --data DIR, or get"),
-        (("paper-main", "--data", "x"), "x/cifar-10-batches-py is not there; say where"),
-        (("paper-svhn",), "train_32x32.mat is not there; say where the published files are: --data DIR, or get them"),
+        (("paper-main",), "cifar-10-batches-py does not exist; give the folder of the published files: --data DIR, or"),
+        (("paper-main", "--data", "x"), "x/cifar-10-batches-py does not exist; give the folder"),
+        (
+            ("paper-svhn",),
+            "train_32x32.mat does not exist; give the folder of the published files: --data DIR, or download them",
+        ),
         (("realworld",), "source 'lost.mat' is neither a file nor one of digits"),
     ],
 )

@@ -53,9 +53,9 @@ def test_summary_for_people():
     assert summarise(data).lines() == [
         "4 examples (2 features), 4 classes",
         "candidates: 2.00 on average; sizes 1: 1, 2: 2, 3: 1",
-        "one label alone: 1 (25.0 %); all labels: 0 (0.0 %)",
+        "sets with one label: 1 (25.0 %); with all labels: 0 (0.0 %)",
         "labels in no set: fish",
-        "always together, so nothing tells them apart: cat, dog",
+        "always in the same sets, so nothing tells them apart: cat, dog",
         "sets without the true label: 1 (25.0 %)",
         "a note",
     ]
@@ -107,7 +107,7 @@ def test_names_of_features_survive_the_file(tmp_path):
     assert_same(read(tmp_path / "d.npz"), read(rows))
     assert read(tmp_path / "d.npz").columns == ("length", "width")
     np.savez(tmp_path / "e.npz", x=np.zeros((2, 3)), y=[0, 1], columns=["u", "v"])
-    with pytest.raises(UserError, match="'columns' has 2 names, which is not one for each feature"):
+    with pytest.raises(UserError, match="'columns' has 2 names, but there must be one for each feature"):
         read(tmp_path / "e.npz")
 
 
@@ -172,9 +172,9 @@ def test_what_votes_and_scores_say_is_kept_as_weights(tmp_path, monkeypatch, con
 
 
 def test_convert_refuses(tmp_path):
-    with pytest.raises(UserError, match=r"the native file is an \.npz"):
+    with pytest.raises(UserError, match=r"the output is an \.npz file"):
         convert("digits", tmp_path / "d.csv", "uniform:q=0.3")
-    with pytest.raises(UserError, match=r"say how to draw candidate sets: .*--rule uniform:q=0.3"):
+    with pytest.raises(UserError, match=r"choose how to draw candidate sets: .*--rule uniform:q=0.3"):
         convert("digits", tmp_path / "d.npz")
     with pytest.raises(UserError, match="the folder does not exist"):
         convert("digits", tmp_path / "none" / "d.npz", "uniform:q=0.3")

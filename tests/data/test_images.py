@@ -102,7 +102,7 @@ def test_image_bombs(tmp_path, size):
     path = put(tmp_path / "d.csv", "path,label\nbomb.png,a\n")
     text = refused(path)
     assert text.startswith(f"{path}, line 2, column 'path': {tmp_path / 'bomb.png'}: ")
-    assert "limit of Pillow" in text
+    assert "Pillow's limit" in text
 
 
 def test_truncated_and_other_files(tmp_path):
@@ -125,7 +125,7 @@ def test_truncated_and_other_files(tmp_path):
 
 def test_a_file_name_of_two_lines_is_told_on_one(tmp_path):
     put(tmp_path / "cat" / "a\nb.png", "no picture")
-    assert "a\\nb.png': not an image that Pillow can read; mend it, or leave out" in refused(tmp_path)
+    assert "a\\nb.png': not an image that Pillow can read; fix it, or leave out" in refused(tmp_path)
 
 
 def test_a_folder_without_its_bad_images(tmp_path):

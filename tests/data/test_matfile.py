@@ -56,8 +56,8 @@ BAD = {
     "no zero or one": ({"data": X, "partial_target": 2 * PARTIAL}, "only 0 and 1 are allowed"),
     "empty set": ({"data": X, "partial_target": np.zeros((3, 6))}, "the candidate set of example 0 is empty"),
     "nothing": ({"data": np.zeros((0, 0)), "partial_target": np.zeros((0, 0))}, "'partial_target' is empty"),
-    "text": ({"data": "hello", "partial_target": PARTIAL}, "'data' is no table of numbers"),
-    "cells": ({"data": np.array([[1], ["a"]], dtype=object), "partial_target": PARTIAL}, "'data' is no table"),
+    "text": ({"data": "hello", "partial_target": PARTIAL}, "'data' is not a table of numbers"),
+    "cells": ({"data": np.array([[1], ["a"]], dtype=object), "partial_target": PARTIAL}, "'data' is not a table"),
     "classes": ({"data": X, "partial_target": PARTIAL, "target": np.eye(6)}, "'target' has 6 classes, "),
     "nan": ({"data": X * np.nan, "partial_target": PARTIAL}, "x: NaN in row 0"),
     "complex": ({"data": X * 1j, "partial_target": PARTIAL}, "x: complex numbers cannot be used"),
@@ -119,7 +119,7 @@ def test_svhn_as_published(tmp_path):
         assert (data.mean, data.std) == ((0.5,) * 3, (0.5,) * 3)
     assert read(tmp_path / "test_32x32.mat").x_test is None
     (tmp_path / "test_32x32.mat").unlink()
-    with pytest.raises(UserError, match=r"test_32x32\.mat is not there; say where .* --data DIR"):
+    with pytest.raises(UserError, match=r"test_32x32\.mat does not exist; give the folder .* --data DIR"):
         load("svhn", tmp_path)
 
 

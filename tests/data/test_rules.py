@@ -282,5 +282,5 @@ def test_training_examples_in_the_place_of_the_test_set():
     assert len(chosen_by.x) + len(chosen_by.x_test) == len(own.x)
     known = {image.tobytes() for image in own.x}
     assert all(image.tobytes() in known for image in chosen_by.x_test)
-    with pytest.raises(UserError, match=r"own; to hold out .* add --set data\.own_test=false"):
+    with pytest.raises(UserError, match=r"its own test set; to hold out .* add --set data\.own_test=false"):
         load("digits", settings=DataSettings(test_share=0.25))

@@ -74,7 +74,7 @@ def test_what_is_not_quite_a_list_is_a_name(tmp_path, cell):
 def test_a_forgotten_separator_is_noticed(tmp_path, mark):
     path = put(tmp_path / "d.csv", f'candidates,f\n"cat{mark}dog",1\ncat,2\ndog,3\n')
     (note,) = read(path).notes
-    assert f"'cat{mark}dog' looks like several; if so: --set 'data.separator=\"{mark}\"'" in note
+    assert f"'cat{mark}dog' looks like several; to split it: --set 'data.separator=\"{mark}\"'" in note
     assert sets_of(read(path, separator=mark)) == [{"cat", "dog"}, {"cat"}, {"dog"}]
 
 
@@ -96,7 +96,8 @@ def test_classes_that_may_be_one_are_told(tmp_path, cells, pairs):
         assert notes[-1] == "… and 2 more such pairs"
     elif pairs:
         assert (
-            notes[0] == f"classes '{min(cells)}' and '{max(cells)}' are kept apart; if they are one, write them alike"
+            notes[0]
+            == f"classes '{min(cells)}' and '{max(cells)}' are kept apart; if they are the same class, write them alike"
         )
 
 
@@ -127,7 +128,7 @@ def test_class_order(tmp_path):
     assert read(put(tmp_path / "d.csv", "label,f\n" + rows)).classes == ("-2", "9", "10", "a", "b")
     given = read(tmp_path / "d.csv", classes=("b", "a", "10", "9", "-2", "unused"))
     assert given.y.tolist() == [2, 3, 4, 0, 1]
-    assert "line 2, column 'label': '10' is none of the 2 classes" in refused(tmp_path / "d.csv", classes=("a", "b"))
+    assert "line 2, column 'label': '10' is not one of the 2 classes" in refused(tmp_path / "d.csv", classes=("a", "b"))
 
 
 def test_csv_with_images(tmp_path):
@@ -185,7 +186,7 @@ def test_an_odd_path_list_keeps_its_rows(tmp_path):
     data = read(path)
     assert (data.n, data.ids) == (2, None)
     (note,) = data.notes
-    assert note.startswith(f"{path}, line 3, column 'path': the image of line 2 again (repeated rows: 1)")
+    assert note.startswith(f"{path}, line 3, column 'path': the same image as in line 2 (repeated rows: 1)")
     assert "--set data.skip_bad=true" in note
 
 
@@ -227,7 +228,9 @@ def test_skipping_leaves_good_rows_alone_and_all_bad_ones_are_an_error(tmp_path)
     good = put(tmp_path / "good.csv", "path,candidates\na.png,x|y\n")
     assert read(good, skip_bad=True).notes == ()
     assert "line 2, column 'path'" in refused(put(tmp_path / "bad.csv", "path,candidates\nb.png,x\n"), skip_bad=True)
-    assert "not one row can be used" in refused(put(tmp_path / "e.csv", "path,candidates\na.png,\n"), skip_bad=True)
+    assert "no row can be used; all have" in refused(
+        put(tmp_path / "e.csv", "path,candidates\na.png,\n"), skip_bad=True
+    )
     features = read(put(tmp_path / "f.csv", "id,candidates,f\n1,x,1\n1,y,2\n2,y,3\n3,[],4\n"), skip_bad=True)
     assert (features.ids, features.x.tolist()) == (("1", "2"), [[1.0], [3.0]])
 
@@ -246,7 +249,7 @@ def test_a_path_that_starts_elsewhere_says_which_setting_helps(tmp_path):
     picture(tmp_path / "photos" / "a.png")
     path = put(tmp_path / "d.csv", "path,label\na.png,x\n")
     assert refused(path).endswith(
-        "no such image file; if paths start from another folder: --set data.image_root=FOLDER"
+        "no such image file; if paths are relative to another folder: --set data.image_root=FOLDER"
     )
     assert read(path, image_root=str(tmp_path / "photos")).ids == ("a.png",)
 
@@ -271,28 +274,31 @@ BAD_CSV = {
     "no meaning": ("f,g\n1,2\n", "line 1: cannot read '.csv' without a column 'candidates' or 'label'"),
     "word": (H + "a,x,1,2\nb,x,1,two\n", "line 3, column 'g': 'two' is not a number"),
     "decimal comma": ("label;f\na;1,5\n", "line 2, column 'f': '1,5' is not a number; write decimals with a point"),
-    "old Mac": ("label,f\ra,1\r", "line 1: not a valid csv row (a line end of old Macs"),
+    "old Mac": ("label,f\ra,1\r", "line 1: not a valid csv row (it has bare CR line ends"),
     "blank": (H + "a,x,,2\n", "line 2, column 'f': empty; fill it in or drop the row"),
     "nan": (H + "a,x,1,2\nb,x,nan,2\n", "line 3, column 'f': NaN; fill it in"),
     "infinite": (H + "a,x,1,-inf\n", "line 2, column 'g': an infinite value"),
     "too large": (H + "a,x,1,1e300\n", "line 2, column 'g': 1e+300 is too large"),
     "after a field of two lines": (H + '"a\nb",x,1,2\n', "line 2, column 'id': label 'a\\nb' holds a character"),
     "line after such a field": (H + 'a,"x\n",1,2\nb,x,1,?\n', "line 4, column 'g': '?' is not a number"),
-    "same id": (H + "a,x,1,2\nb,x,1,2\na,y,3,4\n", "line 4, column 'id': id 'a' was given in line 2"),
+    "same id": (H + "a,x,1,2\nb,x,1,2\na,y,3,4\n", "line 4, column 'id': id 'a' was already given in line 2"),
     "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns"),
     "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns"),
     "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row"),
     "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty set; give it at least one label"),
     "empty part": (H + "a,x||y,1,2\n", "line 2, column 'candidates': an empty label"),
-    "label twice": (H + "a,x|y|x,1,2\n", "line 2, column 'candidates': label 'x' stands there twice"),
+    "label twice": (H + "a,x|y|x,1,2\n", "line 2, column 'candidates': label 'x' appears twice"),
     "huge field": (H + "a," + "x" * 200_000 + ",1,2\n", "line 2: not a valid csv row (field larger"),
     "long label": (H + "a," + "x" * 2000 + ",1,2\n", "column 'candidates': a label of 2000 characters"),
     "same column": ("id,f,candidates,f\n", "line 1: columns 2 and 4 are both named 'f'"),
     "same meaning": ("id,item,candidates\n1,2,3\n", "line 1, column 2: 'id' and 'item' mean the same"),
     "no inputs": ("id,candidates\na,x\n", "line 1: there are no inputs"),
     "split": ("label,split,f\na,val,1\n", "line 2, column 'split': 'val' is neither train nor test"),
-    "only tests": ("label,split,f\na,test,1\n", "every row is for testing"),
-    "test without label": ("candidates,label,split,f\na,a,,1\n,,test,1\n", "line 3, column 'label': a row for testing"),
+    "only tests": ("label,split,f\na,test,1\n", "all rows are for testing"),
+    "test without label": (
+        "candidates,label,split,f\na,a,,1\n,,test,1\n",
+        "line 3, column 'label': a test row needs its true label",
+    ),
     "label missing": ("label,f\na,1\n,2\n", "line 3, column 'label': no label, and there is no column 'candidates'"),
     "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is not a number"),
     "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),
@@ -302,8 +308,8 @@ BAD_CSV = {
     "utf-16": ("label,f\na,1\n".encode("utf-16"), "line 1: this is UTF-16"),
     "no image": ("path,label\nnone.png,a\n", "line 2, column 'path'"),
     "address": ("path,label\nhttps://a.org/b.png,a\n", "line 2, column 'path': 'https://a.org/b.png' is an address"),
-    "path of two lines": ('path,label\n"a\nb",a\n', "line 2, column 'path': this is no path to an image"),
-    "blank path": ("path,label\n ,a\n", "line 2, column 'path': ' ' is no path"),
+    "path of two lines": ('path,label\n"a\nb",a\n', "line 2, column 'path': not a path to an image"),
+    "blank path": ("path,label\n ,a\n", "line 2, column 'path': ' ' is not a path"),
 }  # fmt: skip
 
 
@@ -321,7 +327,7 @@ BAD_JSONL = {
     "half a line": ('{"x": [1], "label": "a"}\n{"x": [1', "line 2, column 9: not valid JSON"),
     "half a line and its end": ('{"x": [1\n{"x": [1], "label": "a"}\n', "line 1, column 9: not valid JSON"),
     "a list": ("[1]\n", "line 1, column 1: expected an object"),
-    "no labels": ('{"x": [1]}\n', "line 1: there are neither 'candidates' nor a 'label'"),
+    "no labels": ('{"x": [1]}\n', "line 1: there is no 'candidates' and no 'label'"),
     "other length": ('{"x": [1], "label": "a"}\n{"x": [1, 2], "label": "a"}', "line 2, column 'x': 2 numbers, where"),
     "missing": ('{"f": 1, "g": 2, "label": "a"}\n{"f": 1, "label": "a"}', "line 2, column 'g': missing"),
     "one more": ('{"f": 1, "label": "a"}\n{"f": 1, "g": 1, "label": "a"}', "line 2, column 'g': not in the first row"),
@@ -331,13 +337,13 @@ BAD_JSONL = {
     "endless number": ('{"x": [' + "1" * 9000 + '], "label": "a"}', "line 1, column 1: not usable JSON"),
     "nan": ('{"f": NaN, "label": "a"}', "line 1, column 'f': NaN"),
     "deep": ("[" * 100_000, "line 1, column 1: not usable JSON (too deeply nested)"),
-    "label is a list": ('{"f": 1, "label": ["a"]}', "line 1, column 'label': \"['a']\" is no label"),
-    "label is true": ('{"f": 1, "label": true}', "line 1, column 'label': 'True' is no label"),
+    "label is a list": ('{"f": 1, "label": ["a"]}', "line 1, column 'label': \"['a']\" is not a label"),
+    "label is true": ('{"f": 1, "label": true}', "line 1, column 'label': 'True' is not a label"),
     "half a character": ('{"f": 1, "label": "\\ud800"}', "line 1, column 'label': label '\\ud800' holds a character"),
     "no set": ('{"f": 1, "candidates": []}', "line 1, column 'candidates': an empty set"),
-    "set of sets": ('{"f": 1, "candidates": [["a"]]}', "line 1, column 'candidates': \"['a']\" is no label"),
+    "set of sets": ('{"f": 1, "candidates": [["a"]]}', "line 1, column 'candidates': \"['a']\" is not a label"),
     "split": ('{"f": 1, "label": "a", "split": 3}', "line 1, column 'split': '3' is neither train nor test"),
-    "path is a number": ('{"path": 1, "label": "a"}', "line 1, column 'path': '1' is no path"),
+    "path is a number": ('{"path": 1, "label": "a"}', "line 1, column 'path': '1' is not a path"),
 }  # fmt: skip
 
 

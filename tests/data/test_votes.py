@@ -62,7 +62,7 @@ def test_long_votes_with_features_beside(tmp_path):
     assert data.x.tolist() == [[1, 2], [3, 4]]
     assert [data.classes[i] for i in data.y] == ["1", "2"]
     path.write_text(path.read_text().replace("a,eve,cat,1,2", "a,eve,cat,1,9"))
-    assert "line 5: other numbers for 'a' than in line 2" in refused(path)
+    assert "line 5: the numbers for 'a' differ from those in line 2" in refused(path)
 
 
 def test_long_votes_on_images(tmp_path):
@@ -164,9 +164,9 @@ def test_images_that_are_passed_over_for_numbers_are_told_of(tmp_path, header):
 def test_words_that_are_no_votes_are_told_of(tmp_path):
     rows = "id,f,sex,anna,ben\na,1,m,cat,dog\nb,2,f,dog,cat\n"
     *_, note = read(put(tmp_path / "v.csv", rows)).notes
-    assert note.startswith("no label of 'sex' is in another column; if these are no votes, name those that are: --set")
+    assert note.startswith("no label in 'sex' is in another column; if these are not votes, name all that are: --set")
     for clear in (rows.replace("sex,", "").replace("m,", "").replace("2,f,", "2,"), "id,f,anna\na,1,cat\nb,2,dog\n"):
-        assert not any("no label of" in note for note in read(put(tmp_path / "v.csv", clear)).notes)
+        assert not any("no label in" in note for note in read(put(tmp_path / "v.csv", clear)).notes)
 
 
 def test_names_that_python_takes_for_numbers_are_votes(tmp_path):
@@ -188,12 +188,12 @@ def test_rows_for_testing_among_votes_are_not_trained_on(tmp_path, header):
 
 def test_a_weight_beside_votes_is_not_passed_over(tmp_path):
     path = put(tmp_path / "v.csv", "id,height,weight,anna\na,1,2,cat\nb,3,4,dog\n")
-    assert "votes have no 'weight' beside them; if it is a feature, rename it" in refused(path, annotators=("anna",))
+    assert "votes cannot have a column 'weight'; if it is a feature, rename it" in refused(path, annotators=("anna",))
 
 
 def test_repeated_rows_of_wide_votes_and_scores_are_left_out_where_that_is_asked_for(tmp_path):
     votes = put(tmp_path / "v.csv", "id,f,anna\na,1,cat\na,2,dog\nb,3,dog\n")
-    assert "id 'a' was given in line 2" in refused(votes)
+    assert "id 'a' was already given in line 2" in refused(votes)
     data = read(votes, skip_bad=True)
     assert (data.ids, data.x.tolist(), counted(data)) == (
         ("a", "b"), [[1.0], [3.0]], {("a", "cat"): 1, ("b", "dog"): 1},
@@ -270,7 +270,7 @@ def test_repeated_votes_and_bad_images_are_left_out_where_that_is_asked_for(tmp_
     data = read(path, skip_bad=True)
     assert counted(data) == {("t1.png", "cat"): 2, ("t1.png", "dog"): 1}
     again, images = data.notes
-    assert again == "votes that were given before, left out: 1"
+    assert again == "repeated votes, left out: 1"
     assert images.startswith(f"inputs that cannot be read, left out: 1 ({path}, line 3, column 'path'")
 
 
@@ -282,13 +282,13 @@ def test_a_tick_of_several_labels_is_a_vote_for_each(tmp_path, features):
 BAD_VOTES = {
     "same vote": (
         long_csv() + "t1,ann,cat\n",
-        "line 7, column 'label': the vote of 'ann' on 't1' for 'cat' was given in line 2",
+        "line 7, column 'label': the vote of 'ann' on 't1' for 'cat' was already given in line 2",
     ),
     "no worker": ("task,worker,label\nt1,,cat\n", "line 2, column 'worker': an empty label"),
     "no inputs": (long_csv() + "t7,ann,cat\n", "line 7, column 'task'"),
-    "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was given in line 2"),
+    "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was already given in line 2"),
     "no labels": ("task,worker,tick\nt1,ann,cat\n", "'worker' says who voted; name the column of the labels 'label'"),
-    "no vote at all": ("task,annotator_1\nt1,\n", "there is not a single vote"),
+    "no vote at all": ("task,annotator_1\nt1,\n", "there are no votes"),
     "odd label": ("task,annotator_1\nt1,a||b\n", "line 2, column 'annotator_1': an empty label"),
 }  # fmt: skip
 
@@ -351,19 +351,17 @@ def test_label_studio_with_two_kinds_of_choices(tmp_path):
     annotation["result"][0]["from_name"] = "species"
     annotation["result"].append({"from_name": "quality", "value": {"choices": ["blurred"]}})
     path = export(tmp_path, both)
-    assert "under the names 'quality', 'species'; say which of them are the labels: --set data.choices=" in refused(
-        path
-    )
+    assert "with the names 'quality', 'species'; choose the one with the labels: --set data.choices=" in refused(path)
     assert read(path, choices="species").classes == ("cat",)
     assert read(path, choices="quality").classes == ("blurred",)
-    assert "not one of 1 tasks has a choice under the name 'sort'" in refused(path, choices="sort")
+    assert "none of the 1 tasks has a choice with the name 'sort'" in refused(path, choices="sort")
 
 
 def test_label_studio_without_images_is_joined_by_id(tmp_path):
     text = task(1, ["cat"])
     text["data"] = {"text": "a sentence"}
     path = export(tmp_path, text)
-    assert "task 1: no image in 'data'; say where the inputs are" in refused(path)
+    assert "task 1: no image in 'data'; give the file with the inputs" in refused(path)
     put(tmp_path / "x.csv", "id,f\n1,5\n")
     assert read(path, inputs=str(tmp_path / "x.csv")).x.tolist() == [[5.0]]
 
@@ -382,15 +380,18 @@ BAD_EXPORTS = {
     "half": ('[{"id": 1,\n "data"', "line 2, column 8: not valid JSON"),
     "a number": ("[1]", "task 1: expected an object with 'data' and 'annotations'"),
     "min": ('[{"image": "a.png", "choice": "cat"}]', "task 1: expected an object"),
-    "annotation": ('[{"id": 1, "data": {}, "annotations": [3]}]', "task 1: an annotation is no object"),
+    "annotation": ('[{"id": 1, "data": {}, "annotations": [3]}]', "task 1: an annotation is not an object"),
     "result": ('[{"id": 1, "data": {}, "annotations": [{}]}]', "task 1: an annotation has no list 'result'"),
-    "choices": ('[{"id": 1, "data": {}, "annotations": [{"result": [{"value": {"choices": "a"}}]}]}]', "is no list"),
-    "choice": ('[{"id": 1, "data": {}, "annotations": [{"result": [{"value": {"choices": [{}]}}]}]}]', "is no label"),
-    "same id": (json.dumps([task(1, ["a"]), task(1, ["a"])]), "task 2: id '1' was given to task 1"),
-    "skipped": (json.dumps([task(1, None), task(2, None)]), "not one of 2 tasks has a choice"),
+    "choices": ('[{"id": 1, "data": {}, "annotations": [{"result": [{"value": {"choices": "a"}}]}]}]', "is not a list"),
+    "choice": (
+        '[{"id": 1, "data": {}, "annotations": [{"result": [{"value": {"choices": [{}]}}]}]}]',
+        "is not a label",
+    ),
+    "same id": (json.dumps([task(1, ["a"]), task(1, ["a"])]), "task 2: id '1' was already given to task 1"),
+    "skipped": (json.dumps([task(1, None), task(2, None)]), "none of the 2 tasks has a choice"),
     "cloud": (json.dumps([task(1, ["a"], image="s3://b/a.png")]), "task 1: 's3://b/a.png' is an address"),
     "no image": (json.dumps([task(1, ["a"], image="none.png")]), "task 1: "),
-    "nul": (json.dumps([task(1, ["a"], image="a\0b")]), "task 1: this is no path"),
+    "nul": (json.dumps([task(1, ["a"], image="a\0b")]), "task 1: not a path"),
 }  # fmt: skip
 
 
@@ -412,7 +413,7 @@ def test_scores_as_csv(tmp_path, features):
     assert data.x.tolist() == [[1, 2], [3, 4]]
     assert sets_of(draw_candidates(data, "top-m:m=2", 0)) == [{"cat", "dog"}, {"cat", "bird"}]
     assert sets_of(draw_candidates(data, "top-p:p=0.85", 0)) == [{"cat", "dog"}, {"bird", "cat", "dog"}]
-    with pytest.raises(UserError, match="this data has scores; say how"):
+    with pytest.raises(UserError, match="this data has scores; choose how"):
         draw_candidates(data, None, 0)
     with pytest.raises(UserError, match="rule 'union' needs votes"):
         draw_candidates(data, "union", 0)
@@ -435,7 +436,7 @@ def test_scores_as_npz(tmp_path, features):
     assert draw_candidates(data, "instance:rate=0.5,temperature=1", 0).candidates[[0, 1], [0, 2]].all()
     np.savez(tmp_path / "joined.npz", scores=scores, ids=["t2", "t1"])
     assert read(tmp_path / "joined.npz", inputs=features).x.tolist() == [[3, 4], [1, 2]]
-    assert "the array 'x' is missing; say where" in refused(tmp_path / "joined.npz")
+    assert "the array 'x' is missing; give the file with the inputs" in refused(tmp_path / "joined.npz")
 
 
 @pytest.mark.parametrize(
@@ -450,7 +451,7 @@ def test_scores_as_npz(tmp_path, features):
         ({"y": [0, 1], "groups": [0]}, "'groups' has 1 entries for 2 classes"),
         ({"y": [0, 1], "mean": [0.5]}, "'mean' must have 3 numbers"),
         ({"y": [0, 1], "flips": 1}, "'flips' must be one true or false"),
-        ({"y": [0, 1], "classes": ["a", "a"]}, "classes: 'a' stands there twice"),
+        ({"y": [0, 1], "classes": ["a", "a"]}, "classes: 'a' appears twice"),
     ],
 )
 def test_bad_tables_in_npz(tmp_path, arrays, says):
@@ -460,7 +461,7 @@ def test_bad_tables_in_npz(tmp_path, arrays, says):
 
 def test_nobody_voted(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.eye(2), votes=[[1, 0], [0, 0]], ids=["a", "b"])
-    with pytest.raises(UserError, match=r"nobody voted on example 'b' \(1 such\)"):
+    with pytest.raises(UserError, match=r"example 'b' has no votes \(1 such\)"):
         draw_candidates(read(tmp_path / "d.npz"), None, 0)
 
 

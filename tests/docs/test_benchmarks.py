@@ -37,12 +37,15 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
     [
         (("speed.py", "--device", "cuda", "--out", "x.json"), "speed.py: device 'cuda': torch finds no CUDA device"),
         (("speed.py", "--device", "cpu", "--only", "zzz", "--out", "x.json"), "speed.py: --only zzz: no case holds"),
-        (("speed.py", "--device", "cpu", "--data", "gone", "--out", "x.json"), "speed.py: gone/cifar-10-batches-py is"),
+        (
+            ("speed.py", "--device", "cpu", "--data", "gone", "--out", "x.json"),
+            "speed.py: gone/cifar-10-batches-py does not",
+        ),
         (("variants.py", "--out", "x.json"), "variants.py: device 'cuda': torch finds no CUDA device"),
         (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda': torch finds no CUDA device"),
         (("memory_estimate.py", "--out", "x.json"), "memory_estimate.py: device 'cuda': torch finds no CUDA device"),
         (("memory_estimate.py", "--against", "gone.json"), "memory_estimate.py: gone.json: no such file"),
-        (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py is not there"),
+        (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py does not exist"),
         (("real_world.py", "--data", "x", "--trials", "gone", "--out", "x"), "real_world.py: gone: no such file"),
         (("report_size.py", "gone"), "crosel: gone: no such run folder"),
         (("confidence.py", "gone"), "confidence.py: gone/predictions.npz: no such file"),
@@ -54,7 +57,7 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
             ("lws_lost_class.py", "run", "--variants", "plan", "--out", "x"),
             "lws_lost_class.py: --variants plan: there is no such thing (did you mean 'plain'?); there are plain",
         ),
-        (("fall_of_selection.py", "cut"), "fall_of_selection.py: cifar-10-batches-py is not there"),
+        (("fall_of_selection.py", "cut"), "fall_of_selection.py: cifar-10-batches-py does not exist"),
         (
             ("fall_of_selection.py", "run", "--cut", "gone.npz", "--out", "x"),
             "fall_of_selection.py: --cut gone.npz is not there",

@@ -154,7 +154,7 @@ def test_offline_says_where_to_put_the_file(tmp_path: Path, monkeypatch: pytest.
         port = closed.getsockname()[1]
     with pytest.raises(UserError, match="cannot be reached") as caught:
         get("cifar10", tmp_path / "data", mirror=f"http://127.0.0.1:{port}")
-    assert f"put it at {tmp_path / 'data' / 'cifar-10-python.tar.gz'}, then run this again" in str(caught.value)
+    assert f"put it at {tmp_path / 'data' / 'cifar-10-python.tar.gz'}, and run this again" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -292,7 +292,7 @@ def test_hostile_archives_write_nothing(tmp_path: Path, name: str) -> None:
 def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_MAX_UNPACKED", 1 << 20)
     (tmp_path / "a.tar.gz").write_bytes(archive((f"{FOLDER}/zeros", b"\0" * (1 << 20)), (f"{FOLDER}/one", b"1")))
-    with pytest.raises(UserError, match="more in it than the published archive"):
+    with pytest.raises(UserError, match="larger than the published archive"):
         unpack(tmp_path / "a.tar.gz", tmp_path, FOLDER)
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
@@ -307,5 +307,5 @@ def test_a_member_that_lies_about_its_size(tmp_path: Path) -> None:
         stream.write(b"abc".ljust(512, b"\0"))
         tar.offset = 1024
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(stream.getvalue()))
-    with pytest.raises(UserError, match="more in it than"):
+    with pytest.raises(UserError, match="larger than the published archive"):
         unpack(tmp_path / "a.tar.gz", tmp_path, FOLDER)

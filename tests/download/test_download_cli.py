@@ -50,13 +50,13 @@ def test_offline_is_one_line_that_says_where_to_put_the_file(tmp_path: Path, cro
     result = crosel_cli("data", "get", "cifar100", "--to", tmp_path / "d", "--mirror", f"http://127.0.0.1:{port}")
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
-    assert f"put it at {tmp_path / 'd' / 'cifar-100-python.tar.gz'}, then run this again" in result.err
+    assert f"put it at {tmp_path / 'd' / 'cifar-100-python.tar.gz'}, and run this again" in result.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["cifar11"], "there is no dataset 'cifar11' to get (did you mean 'cifar10'?)"),
+        (["cifar11"], "unknown dataset 'cifar11' (did you mean 'cifar10'?)"),
         (["cifar10", "--mirror", "ftp://x"], "begins with http:// or https://"),
     ],
 )

@@ -102,7 +102,7 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
         "'epochs' already has a value",
     ),
     ("train", "digit"): ("source 'digit' is neither a file nor one of digits", "did you mean 'digits'?"),
-    ("train", "cifar10"): ("cifar-10-batches-py is not there", "--data DIR", "crosel data get cifar10 --to DIR"),
+    ("train", "cifar10"): ("cifar-10-batches-py does not exist", "--data DIR", "crosel data get cifar10 --to DIR"),
     ("train", "."): ("cannot read a folder without a folder of images for each class", "csv file: path,candidates"),
     ("train", ""): ("source '' is neither a file nor one of digits",),
     ("train", "digits", "--candidates", "uniform:q=0.3,q=0.5"): ("rule 'uniform:q=0.3,q=0.5': q is given twice",),
@@ -201,7 +201,7 @@ DATA: dict[str, tuple[Callable[[Arrays], None], str]] = {
     "label above the classes": (cell("y", 3, 10), "y: label 10 of example 3 is outside the classes 0 to 9"),
     "label below the classes": (cell("y", 3, -1), "y: label -1 of example 3 is outside the classes 0 to 9"),
     "label between the classes": (cell("y", 3, 1.5), "y: label 1.5 of example 3"),
-    "labels as text": (put("y", np.array(["a"] * 20)), "'y' has names, so 'classes' must say which column"),
+    "labels as text": (put("y", np.array(["a"] * 20)), "'y' has names, so 'classes' must name the columns"),
     "test label outside": (cell("y_test", 2, 99), "y_test: label 99 of example 2 is outside the classes 0 to 9"),
     "NaN": (cell("x", 4, 6, float("nan")), "x: NaN in row 4, column 6"),
     "infinity": (cell("x", 5, 1, float("inf")), "x: an infinite value in row 5, column 1"),
@@ -213,8 +213,8 @@ DATA: dict[str, tuple[Callable[[Arrays], None], str]] = {
     "fewer sets than examples": (cut("candidates", 19), "x has 20 examples, but candidates has 19"),
     "fewer labels than examples": (cut("y", 19), "x has 20 examples, but y has 19"),
     "fewer test labels": (cut("y_test", 4), "x_test has 5 examples, but y_test has 4"),
-    "test set without labels": (drop("y_test"), "x_test and y_test come together or not at all"),
-    "test labels without set": (drop("x_test"), "x_test and y_test come together or not at all"),
+    "test set without labels": (drop("y_test"), "give both x_test and y_test, or neither"),
+    "test labels without set": (drop("x_test"), "give both x_test and y_test, or neither"),
     "x in one dimension": (put("x", np.ones(20)), "x: expected features [n, d] or images"),
     "x in five dimensions": (put("x", np.ones((20, 1, 1, 1, 1))), "x: expected features [n, d] or images"),
     "x of size 0": (put("x", np.ones((20, 0))), "x: there are no examples, or examples of size 0"),
@@ -353,7 +353,7 @@ def test_a_folder_of_runs_is_not_a_run(tiny_run: TinyRun, tmp_path: Path, crosel
 
 @pytest.mark.parametrize("extra", [("--resume",), ("--candidates", "uniform:q=0.3")])
 def test_a_run_folder_is_no_data(extra: tuple[str, ...], tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
-    says = f"{tiny_run.path} is a run folder, not data; to go on with it: crosel train --resume --out {tiny_run.path}"
+    says = f"{tiny_run.path} is a run folder, not data; to continue it: crosel train --resume --out {tiny_run.path}"
     assert_refused(crosel_cli("train", *extra, tiny_run.path), says)
 
 

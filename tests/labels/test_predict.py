@@ -185,9 +185,7 @@ def test_features_with_other_names_are_taken_in_their_order_which_is_told(tmp_pa
     Path("wide.csv").write_text("a,b,c,d\n1,2,3,4\n")
     training = ("--candidates", "uniform:q=0", "--method", "cc", "--set", "train.epochs=2", "--device", "cpu")
     assert crosel_cli("train", "rows.csv", *training, "--out", "run").code == 0
-    told = (
-        "line 1: no column has a name that the run was trained on; they are taken in their order, 'a' for 'u' and so on"
-    )
+    told = "line 1: no column has a name that the run was trained on; columns are used in order, 'a' for 'u' and so on"
     written = set()
     for source, line in (
         ("rows.csv", ""), ("other.csv", f"other.csv, {told}\n"), ("other.jsonl", f"other.jsonl, {told}\n"),
@@ -224,14 +222,14 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.csv", b"u,v,w\n1,2,3\n", IMAGE, "no column 'path', and the run was trained on images"),
     ("a.csv", b"path\na.png\n", FEATURES, "trained on 3 features"),
     ("a.csv", b"path\nnowhere.png\n", IMAGE, "line 2, column 'path'.*no such image"),
-    ("a.csv", b'path\n""\n', IMAGE, "line 2, column 'path'.*no path"),
+    ("a.csv", b'path\n""\n', IMAGE, "line 2, column 'path'.*not a path"),
     ("a.csv", b"\xff\xfea\x00", IMAGE, "UTF-16"),
     ("a.jsonl", b"", FEATURES, "line 1: there are no rows"),
     ("a.jsonl", b"[1]\n", FEATURES, "line 1, column 1: expected an object"),
     ("a.jsonl", b"{]\n", FEATURES, "line 1, column"),
     ("a.jsonl", b'{"x": [1, 2]}\n', FEATURES, "line 1: 2 features; the run was trained on 3"),
     ("a.jsonl", b'{"x": [1, 2, 3]}\n{"x": [1, 2]}\n', FEATURES, "line 2: 2 features"),
-    ("a.jsonl", b'{"x": [1, 2, 3]}\n{"y": [1, 2, 3]}\n', FEATURES, "line 2, column '[xy]': other columns"),
+    ("a.jsonl", b'{"x": [1, 2, 3]}\n{"y": [1, 2, 3]}\n', FEATURES, "line 2, column '[xy]': the columns differ"),
     ("a.jsonl", b'{"x": [1, 2, "3"]}\n', FEATURES, "line 1, column 'x': '3' is not a number"),
     ("a.jsonl", b'{"x": [1, 2, true]}\n', FEATURES, "line 1, column 'x': 'True' is not a number"),
     ("a.jsonl", b'{"x": [1, 2, NaN]}\n', FEATURES, "line 1, column 'number 3': NaN"),
@@ -308,7 +306,7 @@ def test_folders_without_images_and_runs_without_squares(tmp_path, images):
         list(open_inputs(tmp_path, IMAGE))
     with pytest.raises(UserError, match="trained on 3 features"):
         list(open_inputs(images / "png", FEATURES))
-    with pytest.raises(UserError, match="only square ones"):
+    with pytest.raises(UserError, match="only square images"):
         list(open_inputs(images / "png", (1, 8, 9)))
     with pytest.raises(UserError, match="no such file"):
         list(open_inputs(tmp_path / "nowhere", IMAGE))

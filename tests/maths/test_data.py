@@ -166,8 +166,8 @@ BAD_DATA = {
     "label of no class": ({"x": X, "y": [0, 1, 2], "classes": 2}, "y: label 2 of example 2 is outside"),
     "bad x": ({"x": X[0], "y": Y}, r"x: expected features .* got shape \(2,\)"),
     "bad sets": ({"x": X, "candidates": [[0, 0]] * 3}, "candidates: the candidate set of example 0 is empty"),
-    "test without labels": ({"x": X, "y": Y, "x_test": X}, "x_test and y_test come together or not at all"),
-    "labels without test": ({"x": X, "y": Y, "y_test": Y}, "x_test and y_test come together or not at all"),
+    "test without labels": ({"x": X, "y": Y, "x_test": X}, "give both x_test and y_test, or neither"),
+    "labels without test": ({"x": X, "y": Y, "y_test": Y}, "give both x_test and y_test, or neither"),
     "test of another length": (
         {"x": X, "y": Y, "x_test": X, "y_test": [0]},
         "x_test has 3 examples, but y_test has 1",
@@ -227,7 +227,7 @@ def test_candidates_are_drawn_or_the_datas_own():
     drawn = draw_candidates(plain, "uniform:q=1", 0)
     assert drawn.candidates.all()
     assert plain.candidates is None
-    with pytest.raises(UserError, match="plain labels; say how to draw candidate sets: --candidates uniform:q="):
+    with pytest.raises(UserError, match="plain labels; choose how to draw candidate sets: --candidates uniform:q="):
         draw_candidates(plain, None, 0)
     with pytest.raises(UserError, match="has its own candidate sets; leave out the rule 'uniform:q=1'"):
         draw_candidates(own, "uniform:q=1", 0)
@@ -431,11 +431,17 @@ def test_npz_takes_labels_by_name(tmp_path):
 
 NPZ_ERRORS = {
     "no x": ({"candidates": SETS}, "the array 'x' is missing"),
-    "unknown": ({"x": X, "candidate": SETS}, r"unknown array 'candidate' \(did you mean 'candidates'\?\); known are"),
+    "unknown": (
+        {"x": X, "candidate": SETS},
+        r"unknown array 'candidate' \(did you mean 'candidates'\?\); known arrays: x, ",
+    ),
     "objects": ({"x": np.array([[None]], dtype=object), "y": Y}, "'x' holds Python objects, which are never loaded"),
     "object names": ({"x": X, "y": Y, "classes": np.array(["a", "b"], dtype=object)}, "'classes' holds Python objects"),
-    "names without columns": ({"x": X, "candidates": SETS, "y": ["a", "b", "a"]}, "'classes' must say which column of"),
-    "another name": ({"x": X, "y": ["a", "b", "c"], "classes": ["a", "b"]}, "y, row 2: 'c' is none of the 2 classes"),
+    "names without columns": ({"x": X, "candidates": SETS, "y": ["a", "b", "a"]}, "'classes' must name the columns of"),
+    "another name": (
+        {"x": X, "y": ["a", "b", "c"], "classes": ["a", "b"]},
+        "y, row 2: 'c' is not one of the 2 classes",
+    ),
     "no text": ({"x": X, "y": np.array([b"\xff", b"a", b"b"])}, "'y' is not plain text"),
     "classes": ({"x": X, "y": Y, "classes": np.array([["a"]])}, r"'classes' must be one-dimensional, not of shape"),
     "ids": ({"x": X, "y": Y, "ids": np.array("a")}, r"'ids' must be one-dimensional, not of shape \(\)"),
@@ -468,7 +474,7 @@ def test_a_single_array_is_no_npz(tmp_path):
     path = tmp_path / "my.npz"
     with path.open("wb") as stream:
         np.save(stream, X)
-    with pytest.raises(UserError, match="this is a single array; an npz file with x and candidates is needed"):
+    with pytest.raises(UserError, match="this is a single array; give an npz file with x and candidates"):
         read_npz(path)
 
 
@@ -505,7 +511,7 @@ def test_sources_by_name_or_ending(tmp_path):
     assert load("digits").n == 1348
     with pytest.raises(UserError, match=r"'digit' is neither a file nor one of .*\(did you mean 'digits'\?\)"):
         load("digit")
-    with pytest.raises(UserError, match=r"cifar-10-batches-py is not there; say where .* --data DIR"):
+    with pytest.raises(UserError, match=r"cifar-10-batches-py does not exist; give the folder .* --data DIR"):
         load("cifar10", tmp_path)
     other = tmp_path / "data.csv"
     other.write_text("1,2")
@@ -552,7 +558,7 @@ def test_hostile_pickles_run_nothing(tmp_path):
     for content in hostile:
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
             path.write_bytes(pickle.dumps(content, protocol))
-            with pytest.raises(UserError, match=r"not a CIFAR file \(it refers to .*, which no CIFAR file does\)"):
+            with pytest.raises(UserError, match=r"not a CIFAR file \(it refers to .*, unlike any CIFAR file\)"):
                 read_pickle(path)
     assert not marker.exists()
     # The pickles are dangerous indeed: the ordinary unpickler obeys them.
@@ -581,7 +587,7 @@ def test_pickles_change_no_type_of_numpy(tmp_path):
     path = tmp_path / "data_batch_1"
     turned = b"K\x03U\x01>NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     path.write_bytes(b"\x80\x02}U\x01acnumpy\ndtype\nU\x02i8\x85R(" + turned + b"s.")
-    with pytest.raises(UserError, match="numbers that are no bytes"):
+    with pytest.raises(UserError, match="numbers that are not bytes"):
         read_pickle(path)
     assert np.dtype("i8").isnative
 
@@ -670,11 +676,11 @@ CIFAR_DAMAGE = {
     "no labels": ({b"data": np.zeros((4, 3072), np.uint8)}, r"no images \('data'\) or labels \('labels'\)"),
     "no images": ({b"labels": [0] * 4}, r"no images \('data'\)"),
     "other size": ({b"data": np.zeros((4, 768), np.uint8), b"labels": [0] * 4}, r"no images \('data'\)"),
-    "other type": ({b"data": np.zeros((4, 3072), np.int16), b"labels": [0] * 4}, "numbers that are no bytes"),
+    "other type": ({b"data": np.zeros((4, 3072), np.int16), b"labels": [0] * 4}, "numbers that are not bytes"),
     "a list": ({b"data": [0] * 3072, b"labels": [0]}, r"no images \('data'\)"),
-    "lengths": ({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, "data_batch_3: 'labels' is no list"),
-    "labels in lists": ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [[1], [1, 2]]}, "'labels' is no list"),
-    "no list of labels": ({b"data": np.zeros((2, 3072), np.uint8), b"labels": None}, "'labels' is no list"),
+    "lengths": ({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, "data_batch_3: 'labels' is not a list"),
+    "labels in lists": ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [[1], [1, 2]]}, "'labels' is not a list"),
+    "no list of labels": ({b"data": np.zeros((2, 3072), np.uint8), b"labels": None}, "'labels' is not a list"),
     "a key": ({b"\xff": 1}, "data_batch_3: not a CIFAR file"),
     "label": ({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0, 0, 10, 0]}, "label 10 of example 10 is outside"),
 }

@@ -28,7 +28,7 @@ def at_least(votes: ArrayLike, least: int) -> Bools:
     """Return the labels with at least so many votes; where none has them, those with the most."""
     v = np.asarray(votes)
     if least < 1:
-        raise UserError(f"min must be 1 or more, not {least}")
+        raise UserError(f"min must be at least 1, not {least}")
     sets = np.empty(v.shape, dtype=bool)
     for rows in row_chunks(*v.shape):
         sets[rows] = v[rows] >= np.minimum(least, np.maximum(1, v[rows].max(axis=1, keepdims=True)))
@@ -39,7 +39,7 @@ def top_m(scores: ArrayLike, m: int) -> Bools:
     """Return the m labels with the highest scores; of equal ones the first."""
     g = np.asarray(scores)
     if m < 1:
-        raise UserError(f"m must be 1 or more, not {m}")
+        raise UserError(f"m must be at least 1, not {m}")
     m = min(m, g.shape[1])
     sets = np.empty(g.shape, dtype=bool)
     for rows in row_chunks(*g.shape):
@@ -54,7 +54,7 @@ def top_p(scores: ArrayLike, p: float, temperature: float = 0.0) -> Bools:
     """Return the fewest labels, likeliest first, whose probabilities reach p; of equal ones the first."""
     g, p = np.asarray(scores), check_probability("p", p)
     if not 0 <= temperature < math.inf:
-        raise UserError(f"temperature must be 0 or more, not {temperature}")
+        raise UserError(f"temperature must be at least 0, not {temperature}")
     sets = np.empty(g.shape, dtype=bool)
     for rows in row_chunks(*g.shape):
         share = probabilities(g[rows], temperature)
@@ -131,8 +131,8 @@ def draw_candidates(data: Dataset, rule: str | None, seed: int) -> Dataset:
         if data.votes is not None:
             return _from_annotation(data, Rule("union", {}))
         if data.scores is not None:
-            raise UserError("this data has scores; say how they become candidate sets: " + _hint("top-p:p=0.9"))
-        raise UserError("this data has plain labels; say how to draw candidate sets: " + _hint("uniform:q=0.3"))
+            raise UserError("this data has scores; choose how they become candidate sets: " + _hint("top-p:p=0.9"))
+        raise UserError("this data has plain labels; choose how to draw candidate sets: " + _hint("uniform:q=0.3"))
     parsed = parse_rule(rule)
     if parsed.name == "tree":
         return with_classes_of(data, rule)
@@ -150,6 +150,6 @@ def _from_annotation(data: Dataset, rule: Rule) -> Dataset:
     sets = apply_annotation_rule(rule, data.votes, data.scores)
     empty = np.flatnonzero(~sets.any(axis=1))
     if len(empty):
-        raise UserError(f"nobody voted on example {data.example_id(int(empty[0]))!r} ({len(empty)} such); leave it out")
+        raise UserError(f"example {data.example_id(int(empty[0]))!r} has no votes ({len(empty)} such); leave it out")
     weights = None if data.weights is None else np.where(sets, data.weights, np.float32(0))
     return replace(data, candidates=sets, weights=weights)

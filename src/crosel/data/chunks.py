@@ -62,11 +62,11 @@ class Form:
     def images(self, path: Path) -> DataSettings:
         """Settings that decode images to the run's own size and mode."""
         if not self.is_image:
-            raise UserError(f"{path}: the run was trained on {self.shape[0]} features an example, not on images")
+            raise UserError(f"{path}: the run was trained on {self.shape[0]} features per example, not on images")
         channels, height, width = self.shape
         if height != width or channels not in (1, 3):
             raise UserError(
-                f"{path}: the run was trained on images of shape {self.shape}; only square ones with 1 or 3 channels "
+                f"{path}: the run was trained on images of shape {self.shape}; only square images with 1 or 3 channels "
                 "can be read from image files. Give an npz file with x"
             )
         return DataSettings(image_size=height, image_mode="RGB" if channels == 3 else "L", cache=False)
@@ -96,7 +96,7 @@ def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], pla
     if not set(wanted) & set(found):
         if len(trained) == len(there):  # else one side is a list without names, or what follows refuses it
             say(
-                f"{place}: no column has a name that the run was trained on; they are taken in their order, "
+                f"{place}: no column has a name that the run was trained on; columns are used in order, "
                 f"{shown(there[0])} for {shown(trained[0])} and so on"
             )
         return list(range(len(there)))
@@ -170,7 +170,7 @@ def _listed_images(rows: Iterator[tuple[str, int, Any]], form: Form, path: Path,
                     root = path.parent
                     there = form.image_root
                     if there is not None and not image_path(cell, root).exists() and image_path(cell, there).exists():
-                        form.say(f"{path}: its images are those in {there}, where the run's own are")
+                        form.say(f"{path}: images are read from {there}, like those of the run")
                         root = there
                 yield name, image_path(cell, root), place
             except ValueError as error:
@@ -264,7 +264,7 @@ def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form
     """The wanted numbers of a row with the features of the first one, in any order; each is a number or a list."""
     odd = set(_feature_names(row)).symmetric_difference(names)
     if odd:
-        raise UserError(f"{place}, column {shown(min(odd))}: other columns than in the first row")
+        raise UserError(f"{place}, column {shown(min(odd))}: the columns differ from those of the first row")
     out: list[float] = []
     for key in wanted:
         for cell in row[key] if isinstance(row[key], list) else [row[key]]:
@@ -338,7 +338,7 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
         return np.lib.format.read_array_header_1_0(stream)
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"version {version} of the npy format holds no plain numbers")
+    raise ValueError(f"version {version} of the npy format does not hold plain numbers")
 
 
 def _npz_chunks(stored: _StoredArray, ids: list[str] | None, form: Form) -> Iterator[Chunk]:

@@ -47,7 +47,7 @@ def convert(
 ) -> Summary:
     """Read a source, make its candidate sets by the rule, write them to `out` (npz), and say what they look like."""
     if out.suffix != ".npz":
-        raise UserError(f"{out}: the native file is an .npz; give it this ending")
+        raise UserError(f"{out}: the output is an .npz file; use this ending")
     keep_apart(out, source, settings.inputs if settings else None)
     data = draw_candidates(with_weights(load(source, data_dir, settings, progress), rule), rule, seed)
     summary = summarise(data)

@@ -22,7 +22,7 @@ from crosel.limits import check_bytes, shown
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
-_WHICH_ARE_VOTES = f"if this column holds votes, name all that do: {NAME_THEM}"
+_WHICH_ARE_VOTES = f"if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
@@ -61,7 +61,8 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
         return "scores" if all(_is_number(rows[0][column]) for column in others) else "wide-votes"
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
-        f"with votes or scores beside; it has {', '.join(map(shown, header[:5]))}. If some are annotators: {NAME_THEM}"
+        f"with votes or scores next to it; it has {', '.join(map(shown, header[:5]))}. "
+        f"If some are annotators: {NAME_THEM}"
     )
 
 
@@ -179,7 +180,7 @@ def open_csv(path: Path, settings: DataSettings) -> tuple[Table, Format]:
             votes = vote_columns(path, header, votes, [row for _, row in first], settings.separator)
     for meaning in ("candidates", "weight"):
         if votes and meaning in known and known[meaning] not in votes:
-            raise UserError(f"{path}, line 1: votes have no {meaning!r} beside them; if it is a feature, rename it")
+            raise UserError(f"{path}, line 1: votes cannot have a column {meaning!r}; if it is a feature, rename it")
     return gather(path, source, chain(first, rows), kind, votes, settings.inputs is not None), kind
 
 
@@ -191,7 +192,7 @@ def read_csv(path: Path, settings: DataSettings, progress: OnImages | None = Non
 def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if kind != "table" and len(tests := split_rows(table)[1]):
         raise UserError(
-            f"{table.place(int(tests[0]), 'split')}: votes and scores are for training; rows for testing stand in the "
+            f"{table.place(int(tests[0]), 'split')}: votes and scores are for training; put test rows in the "
             "file of inputs: --set data.inputs=FILE"
         )
     if kind == "votes":

@@ -193,7 +193,7 @@ def make_dataset(
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise UserError(f"{place}: classes: {twice!r} stands there twice")
+        raise UserError(f"{place}: classes: {twice!r} appears twice")
     if sets is not None and sets.shape[1] != len(names):
         raise UserError(f"{place}: candidates has {sets.shape[1]} columns for {len(names)} classes")
     truth = None if y is None else as_labels(y, len(names), f"{place}: y")
@@ -223,7 +223,7 @@ def _test_set(
     if inputs is None and truth is None:
         return None, None
     if inputs is None or truth is None:
-        raise UserError(f"{place}: x_test and y_test come together or not at all")
+        raise UserError(f"{place}: give both x_test and y_test, or neither")
     if len(inputs) != len(truth):
         raise UserError(f"{place}: x_test has {len(inputs)} examples, but y_test has {len(truth)}")
     return inputs, truth
@@ -245,14 +245,14 @@ def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     """Move a share of the examples to the test set."""
     if data.x_test is not None:
         raise UserError(
-            "setting 'data.test_share': this data has a test set of its own; to hold out training examples in its "
-            "place, add --set data.own_test=false"
+            "setting 'data.test_share': this data has its own test set; to hold out training examples "
+            "instead, add --set data.own_test=false"
         )
     if data.y is None:
         raise UserError("setting 'data.test_share': a test set needs true labels, which this data does not have")
     train, test = random_split(data.n, share, seed)
     if not len(train) or not len(test):
-        raise UserError(f"setting 'data.test_share': {share:g} of {data.n} examples leaves nothing on one side")
+        raise UserError(f"setting 'data.test_share': {share:g} of {data.n} examples leaves one side empty")
     return replace(only_rows(data, train), x_test=data.x[test], y_test=data.y[test])
 
 

@@ -79,12 +79,12 @@ def get(name: str, to: Path, mirror: str | None = None, progress: OnBytes | None
     """
     if name not in DATASETS:
         near = did_you_mean(name, DATASETS)
-        raise UserError(f"there is no dataset '{name}' to get{near}; there are {', '.join(DATASETS)}")
+        raise UserError(f"unknown dataset '{name}'{near}; choose from {', '.join(DATASETS)}")
     mirror = mirror or os.environ.get(MIRROR) or None
     if mirror is not None and urlsplit(mirror).scheme not in ("http", "https"):
         raise UserError(f"mirror '{without_login(mirror)}': expected an address that begins with http:// or https://")
     if mirror is not None and without_login(mirror) != mirror:
-        raise UserError(f"mirror '{without_login(mirror)}': an address with a name and password in it is not taken")
+        raise UserError(f"mirror '{without_login(mirror)}': addresses with a name and password are not accepted")
     make_folder(to)
     for published in DATASETS[name]:
         if published.folder is not None and (to / published.folder).is_dir():
@@ -159,7 +159,7 @@ def _fetch(url: str, stream: IO[bytes], path: Path, md5: str, progress: OnBytes 
 
 
 def _by_hand(path: Path) -> str:
-    return f"without a connection, fetch it elsewhere and put it at {path}, then run this again"
+    return f"without a connection, download it elsewhere, put it at {path}, and run this again"
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def _attempt(url: str, stream: IO[bytes], path: Path, progress: OnBytes | None) 
         if start != have:
             _start_again(stream)  # the server ignored our wish and sends all of it, which is as well
             if start:
-                raise _Broken("the server goes on from another place than asked")
+                raise _Broken("the server resumed at the wrong position")
             have = 0
         _copy(response, stream, have, total, path, progress)
 
@@ -221,7 +221,7 @@ def _position(response: Any) -> tuple[int, int | None]:
 
 def _copy(response: Any, stream: IO[bytes], have: int, total: int | None, path: Path, progress: OnBytes | None) -> None:
     if total is not None and total > _MAX_FILE:
-        raise UserError(f"{response.url}: {total:,} bytes, more than any of these files has; nothing was kept")
+        raise UserError(f"{response.url}: {total:,} bytes, more than any of these files; nothing was kept")
     while True:
         try:
             block = response.read1(_BLOCK)  # what has come: `read` would lose it when the rest does not
@@ -232,7 +232,7 @@ def _copy(response: Any, stream: IO[bytes], have: int, total: int | None, path: 
         have += len(block)
         if have > _MAX_FILE:
             _start_again(stream)
-            raise UserError(f"{response.url}: it does not end; nothing was kept")
+            raise UserError(f"{response.url}: the download does not end; nothing was kept")
         stream.write(block)
         if progress is not None:
             progress(path.name, have, total)
@@ -264,7 +264,7 @@ def _unpack(archive: Path, temporary: Path, folder: str) -> None:
             for member in tar:
                 count, left = count + 1, left - member.size
                 if count > _MAX_MEMBERS or left < 0 or member.size < 0:
-                    raise UserError(f"{archive}: more in it than the published archive has; nothing was unpacked")
+                    raise UserError(f"{archive}: larger than the published archive; nothing was unpacked")
                 target = _target(member, archive, temporary, folder)
                 if member.isdir():
                     with disk_errors(target):
@@ -281,7 +281,7 @@ def _unpack(archive: Path, temporary: Path, folder: str) -> None:
             raise
         raise UserError(f"{archive}: not a readable archive ({one_line(error)}); remove it and try again") from None
     if not (temporary / folder).is_dir():
-        raise UserError(f"{archive}: there is no folder {folder} in it")
+        raise UserError(f"{archive}: it has no folder {folder}")
 
 
 def _target(member: tarfile.TarInfo, archive: Path, temporary: Path, folder: str) -> Path:
@@ -289,5 +289,5 @@ def _target(member: tarfile.TarInfo, archive: Path, temporary: Path, folder: str
     parts = PurePosixPath(member.name).parts
     plain = member.isfile() or member.isdir()
     if not plain or not parts or parts[0] != folder or ".." in parts or "\0" in member.name or "\\" in member.name:
-        raise UserError(f"{archive}: it holds {member.name[:100]!r}, which does not belong there; nothing was unpacked")
+        raise UserError(f"{archive}: it has an unexpected member {member.name[:100]!r}; nothing was unpacked")
     return temporary.joinpath(*parts)

@@ -20,7 +20,7 @@ from crosel.errors import UserError
 from crosel.limits import check_bytes, one_line, spoils_lines
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-OR_SKIP = "; mend it, or leave out what cannot be used: --set data.skip_bad=true"
+OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 
 
@@ -56,7 +56,7 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
             raise ValueError("not a plain file")  # a pipe would keep us waiting for ever
         with Image.open(path) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62):
-                raise ValueError(f"{image.width} x {image.height} pixels, more than the limit of Pillow")
+                raise ValueError(f"{image.width} x {image.height} pixels, more than Pillow's limit")
             # A large JPEG can be decoded at a fraction of its size, at least twice what is wanted.
             image.draft(settings.image_mode, (2 * side, 2 * side))
             if "exif" in image.info:
@@ -70,7 +70,7 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
                 flat = flat.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
             pixels: NDArray[np.uint8] = np.array(flat, dtype=np.uint8)
     except Image.DecompressionBombError:
-        raise ValueError("more pixels than the limit of Pillow") from None
+        raise ValueError("more pixels than Pillow's limit") from None
     except MemoryError:
         raise ValueError("too large for the memory") from None
     except (ValueError, OSError):

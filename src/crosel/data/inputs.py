@@ -84,7 +84,7 @@ def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | Non
         return Inputs(x, tuple(ids), None if labels is None else tuple(labels), columns=table.feature_names)
     for row in test:
         if cells[row] is None:
-            raise UserError(f"{table.place(int(row), 'label')}: a row for testing needs its true label")
+            raise UserError(f"{table.place(int(row), 'label')}: a test row needs its true label")
     return Inputs(
         x[train], tuple(ids[row] for row in train), None if labels is None else tuple(labels),
         x[test], tuple(str(cells[row]) for row in test), table.feature_names,
@@ -115,8 +115,8 @@ def join_inputs(
             raise UserError(f"{place(row)}: {error}") from None
     if paths and not paths[0].exists() and not settings.skip_bad:
         raise UserError(
-            f"{place(0)}: {shown(str(paths[0]))} is no image file; if paths start from another folder: "
-            "--set data.image_root=FOLDER; if examples are known by id, their inputs are in: --set data.inputs=FILE"
+            f"{place(0)}: {shown(str(paths[0]))} is not an image file; if paths are relative to another folder: "
+            "--set data.image_root=FOLDER; if these are ids, give the file with their inputs: --set data.inputs=FILE"
         )
     bad: dict[int, str] = {}
     x = read_images(paths, settings, [place(r) for r in range(len(paths))], path, progress, bad)
@@ -137,7 +137,7 @@ def _joined(
     inputs = read_inputs(path, settings, progress)
     index = {name: row for row, name in enumerate(inputs.ids)}
     if len(index) != len(inputs.ids):
-        raise UserError(f"{path}: an id stands there twice, so inputs cannot be joined by it")
+        raise UserError(f"{path}: an id appears twice, so inputs cannot be joined by id")
     if path.is_dir():  # images may be known without their ending, where that is clear
         stems = [os.path.splitext(name)[0] for name in inputs.ids]
         times = Counter(stems)

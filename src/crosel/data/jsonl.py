@@ -70,7 +70,7 @@ class _Layout:
         optional = {self.titles[meaning] for meaning in _OPTIONAL if meaning in self.titles}
         missing = [key for key in (*self.titles.values(), *self.features) if key not in row and key not in optional]
         if missing:
-            raise UserError(f"{place}, column {shown(missing[0])}: missing, unlike in the first row")
+            raise UserError(f"{place}, column {shown(missing[0])}: missing, but the first row has it")
         late = [key for key in row if key not in self._known and key not in self.titles.values()]
         if late and "path" not in self.titles:
             raise UserError(f"{place}, column {shown(late[0])}: not in the first row")
@@ -112,5 +112,5 @@ def read_jsonl(path: Path, settings: DataSettings, progress: OnImages | None = N
     table = open_jsonl(path)
     votes = {"worker", "label"} <= table.columns.keys() and bool(table.columns.keys() & {"id", "path"})
     if not votes and not table.columns.keys() & {"candidates", "weight", "label"}:
-        raise UserError(f"{path}, line {table.lines[0]}: there are neither 'candidates' nor a 'label'")
+        raise UserError(f"{path}, line {table.lines[0]}: there is no 'candidates' and no 'label'")
     return dataset_of(table, "votes" if votes and "candidates" not in table.columns else "table", settings, progress)

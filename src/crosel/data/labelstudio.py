@@ -58,7 +58,7 @@ def _choices(annotation: dict[str, Any], place: str, wanted: str | None, fields:
         if choices is None:  # another kind of answer, such as a rectangle or a rating
             continue
         if not isinstance(choices, list):
-            raise UserError(f"{place}: 'choices' is no list")
+            raise UserError(f"{place}: 'choices' is not a list")
         field = str(result.get("from_name", ""))
         fields.add(field)
         if wanted is not None and field != wanted:
@@ -91,14 +91,14 @@ def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
         data = task.get("data") if isinstance(task, dict) else None
         if not isinstance(annotations, list) or not isinstance(data, dict):
             own = isinstance(task, dict) and not {"candidates", "label"}.isdisjoint(task)
-            remedy = "rows of your own go into a .jsonl file, one a line" if own else "export as JSON, not JSON-MIN"
+            remedy = "put your own rows in a .jsonl file, one per line" if own else "export as JSON, not JSON-MIN"
             raise UserError(f"{place}: expected an object with 'data' and 'annotations'; {remedy}")
         try:
             name = label_name(task.get("id", number))
         except ValueError as error:
             raise UserError(f"{place}: id: {error}") from None
         if name in seen:
-            raise UserError(f"{place}: id {shown(name)} was given to task {seen[name]}")
+            raise UserError(f"{place}: id {shown(name)} was already given to task {seen[name]}")
         seen[name] = number
         ticked = _ticked(annotations, place, settings.choices, found)
         if not ticked:
@@ -106,7 +106,7 @@ def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
             continue
         image = _find_image(data)
         if image is None and settings.inputs is None:
-            raise UserError(f"{place}: no image in 'data'; say where the inputs are: --set data.inputs=FILE")
+            raise UserError(f"{place}: no image in 'data'; give the file with the inputs: --set data.inputs=FILE")
         found.names.append(name)
         found.images.append(image)
         found.places.append(place)
@@ -119,7 +119,7 @@ def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Task
     out: list[str] = []
     for annotation in annotations:
         if not isinstance(annotation, dict):
-            raise UserError(f"{place}: an annotation is no object")
+            raise UserError(f"{place}: an annotation is not an object")
         if annotation.get("was_cancelled") or annotation.get("skipped"):
             found.left_out["skipped or cancelled annotations"] += 1
             continue
@@ -138,12 +138,12 @@ def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | N
     if len(found.fields) > 1 and settings.choices is None:
         first, *others = sorted(found.fields)
         raise UserError(
-            f"{path}: choices stand under the names {', '.join(map(shown, (first, *others[:4])))}; "
-            f"say which of them are the labels: --set data.choices={first or others[0]}"
+            f"{path}: there are choices with the names {', '.join(map(shown, (first, *others[:4])))}; "
+            f"choose the one with the labels: --set data.choices={first or others[0]}"
         )
     if not found.names:
-        under = f" under the name {shown(settings.choices)}" if settings.choices is not None else ""
-        raise UserError(f"{path}: not one of {len(tasks)} tasks has a choice{under}")
+        under = f" with the name {shown(settings.choices)}" if settings.choices is not None else ""
+        raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}")
     root = image_root(settings, path)
     images = [_image_text(image or "", root) for image in found.images]
     inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)

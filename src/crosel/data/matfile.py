@@ -50,7 +50,7 @@ def _read(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> d
         value = found.get(name)
         kind = getattr(value, "dtype", None)
         if kind is None or not (np.issubdtype(kind, np.number) or np.issubdtype(kind, np.bool_)):
-            raise UserError(f"{path}: '{name}' is no table of numbers")
+            raise UserError(f"{path}: '{name}' is not a table of numbers")
     return found
 
 
@@ -121,7 +121,7 @@ def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
         if (target.sum(axis=1) == 1).all():
             y = target.argmax(axis=1)
         else:
-            notes = ("'target' does not name one label for every example: true labels are not used",)
+            notes = ("'target' does not have one label for every example; true labels are not used",)
     return make_dataset(x, sets, y=y, place=str(path), notes=notes)
 
 

@@ -38,7 +38,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
             )
         if unknown:
             near = did_you_mean(unknown[0], FIELDS)
-            raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known are {', '.join(FIELDS)}")
+            raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known arrays: {', '.join(FIELDS)}")
         # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
         check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
         return {name: read_array(archive, name, path) for name in archive.files}
@@ -50,11 +50,11 @@ def open_archive(path: Path, wanted: str) -> Iterator[tuple[Any, zipfile.ZipFile
     with path.open("rb") as stream:  # whatever else there is, numpy takes for a pickle, and offers to load it unsafely
         start = stream.read(6)
     if not start.startswith((b"PK", b"\x93NUMPY")):
-        raise UserError(f"{path}: not a readable npz file (an archive of arrays, as np.savez writes it, is needed)")
+        raise UserError(f"{path}: not a readable npz file; give an archive of arrays, as np.savez writes it")
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise UserError(f"{path}: this is a single array; an npz file with {wanted} is needed")
+            raise UserError(f"{path}: this is a single array; give an npz file with {wanted}")
         with loaded as archive, zipfile.ZipFile(path) as members:
             yield archive, members
     except (UserError, FileNotFoundError):
@@ -70,7 +70,7 @@ def read_array(archive: Any, name: str, path: Path) -> Any:
         if "Object arrays" not in str(error):
             raise
         raise UserError(
-            f"{path}: '{name}' holds Python objects, which are never loaded; save it as numbers or text, by its astype"
+            f"{path}: '{name}' holds Python objects, which are never loaded; convert it to numbers or text with astype"
         ) from None
 
 
@@ -103,9 +103,7 @@ def _numbered(arrays: dict[str, Any], classes: list[str] | None, path: Path) -> 
         return classes
     table = next((name for name in ("candidates", "votes", "scores") if name in arrays), None)
     if classes is None and table is not None:
-        raise UserError(
-            f"{path}: '{next(iter(named))}' has names, so 'classes' must say which column of '{table}' is which"
-        )
+        raise UserError(f"{path}: '{next(iter(named))}' has names, so 'classes' must name the columns of '{table}'")
     vocabulary = Vocabulary((label for labels in named.values() for label in labels), classes)
     for name, labels in named.items():
         numbers = np.empty(len(labels), np.int64)
@@ -148,7 +146,7 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImage
     if data.groups is not None and len(data.groups) != len(data.classes):
         raise UserError(f"{path}: 'groups' has {len(data.groups)} entries for {len(data.classes)} classes")
     if data.columns is not None and (data.is_image or len(data.columns) != data.shape[0]):
-        raise UserError(f"{path}: 'columns' has {len(data.columns)} names, which is not one for each feature")
+        raise UserError(f"{path}: 'columns' has {len(data.columns)} names, but there must be one for each feature")
     channels = data.shape[0]
     for name, values in (("mean", data.mean), ("std", data.std)):
         if values is not None and (len(values) != channels or (name == "std" and min(values) <= 0)):
@@ -162,7 +160,7 @@ def _with_inputs(
 ) -> dict[str, Any]:  # fmt: skip
     raw = arrays.get("votes", arrays.get("scores"))
     if raw is None or settings is None or settings.inputs is None:
-        where = "; say where the inputs are: --set data.inputs=FILE" if raw is not None else ""
+        where = "; give the file with the inputs: --set data.inputs=FILE" if raw is not None else ""
         raise UserError(f"{path}: the array 'x' is missing{where}")
     if raw.ndim != 2:
         raise UserError(f"{path}: votes and scores must be tables [n, k], not of shape {raw.shape}")
@@ -205,7 +203,7 @@ def read_npz_inputs(path: Path) -> Inputs:
 
     columns = _hints(arrays, path).get("columns")
     if columns is not None and x.shape[1:] != (len(columns),):
-        raise UserError(f"{path}: 'columns' has {len(columns)} names, which is not one for each feature")
+        raise UserError(f"{path}: 'columns' has {len(columns)} names, but there must be one for each feature")
     x_test = arrays.get("x_test")
     y_test = None if x_test is None or not x_test.ndim else labels("y_test", len(x_test))
     return Inputs(x, tuple(ids or map(str, range(n))), labels("y", n), x_test if y_test else None, y_test, columns)

@@ -29,7 +29,7 @@ class _Byte:
 
     def __init__(self, name: Any, *_: Any) -> None:
         if name not in (b"u1", "u1"):
-            raise pickle.UnpicklingError("numbers that are no bytes, which no CIFAR file has")
+            raise pickle.UnpicklingError("numbers that are not bytes, unlike any CIFAR file")
 
     def __setstate__(self, state: Any) -> None:
         """Byte order and the like: bytes have none."""
@@ -55,12 +55,12 @@ class _ArraysOnly(pickle._Unpickler):
             return _ALLOWED[module, name]
         except KeyError:
             what = shown(f"{module}.{name}")
-            raise pickle.UnpicklingError(f"it refers to {what}, which no CIFAR file does") from None
+            raise pickle.UnpicklingError(f"it refers to {what}, unlike any CIFAR file") from None
 
 
 def _text(key: Any) -> str:
     if not isinstance(key, bytes | str):
-        raise ValueError("a key that is no text")
+        raise ValueError("a key that is not text")
     return key.decode() if isinstance(key, bytes) else key
 
 

@@ -73,14 +73,14 @@ def check_there(source: str, data_dir: Path | None) -> None:
         for path in _published(source, data_dir):
             if not (path.is_file() if path.suffix else path.is_dir()):
                 raise UserError(
-                    f"{path} is not there; say where the published files are: --data DIR, "
-                    f"or get them first: crosel data get {source.removesuffix('-coarse')} --to DIR"
+                    f"{path} does not exist; give the folder of the published files: --data DIR, "
+                    f"or download them first: crosel data get {source.removesuffix('-coarse')} --to DIR"
                 )
         return
     source = locate(source, data_dir)
     path = Path(source)
     if "\0" not in source and path.is_absolute() and not path.exists():
-        raise UserError(f"{source}: no such file or folder; if it has moved, say to which folder: --data DIR")
+        raise UserError(f"{source}: no such file or folder; if it has moved, give its folder: --data DIR")
     if not source.strip() or "\0" in source or not path.exists():  # Path("") is the folder we are in
         raise UserError(
             f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"
@@ -106,7 +106,7 @@ def load(
         what = error.strerror or one_line(error)
         raise UserError(f"{error.filename or source}: {what[:1].lower()}{what[1:]}") from None
     except MemoryError:
-        raise UserError(f"{source}: too large for the memory of this machine") from None
+        raise UserError(f"{source}: too large for this machine's memory") from None
 
 
 def _read(source: str, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -147,5 +147,5 @@ def _read_folder(path: Path, settings: DataSettings, progress: OnImages | None) 
     if (path / "train").is_file() and (path / "meta").is_file():
         return cifar.read_cifar100(path)
     if (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file():  # its plots would pass for a class
-        raise UserError(f"{path} is a run folder, not data; to go on with it: crosel train --resume --out {path}")
+        raise UserError(f"{path} is a run folder, not data; to continue it: crosel train --resume --out {path}")
     return read_folder(path, settings, progress)

@@ -37,11 +37,13 @@ class Summary:
         what = f"{self.shape[0]} features" if len(self.shape) == 1 else "images of {1} x {2} x {0}".format(*self.shape)
         out = [f"{self.n:,} examples ({what}), {self.k:,} classes" + (f", {self.n_test:,} to test" * bool(self.n_test))]
         out.append(f"candidates: {self.mean_size:.2f} on average; {_histogram(self.sizes)}")
-        out.append(f"one label alone: {_share(self.singletons, self.n)}; all labels: {_share(self.full, self.n)}")
+        out.append(
+            f"sets with one label: {_share(self.singletons, self.n)}; with all labels: {_share(self.full, self.n)}"
+        )
         if self.never:
             out.append(f"labels in no set: {_list(self.never)}")
         for group in self.together[:_NAMED]:
-            out.append(f"always together, so nothing tells them apart: {_list(group)}")
+            out.append(f"always in the same sets, so nothing tells them apart: {_list(group)}")
         if len(self.together) > _NAMED:
             out.append(f"… and {len(self.together) - _NAMED} more such groups")
         if self.missing is not None:

@@ -132,7 +132,7 @@ def check_ids(table: Table, meaning: str = "id") -> list[str]:
     for row, name in enumerate(ids):
         if name in seen:
             raise UserError(
-                f"{table.place(row, meaning)}: id {shown(name)} was given in line {table.lines[seen[name]]}"
+                f"{table.place(row, meaning)}: id {shown(name)} was already given in line {table.lines[seen[name]]}"
             )
         seen[name] = row
     return ids
@@ -147,12 +147,12 @@ def own_ids(table: Table) -> tuple[list[str], str | None]:
 def image_path(cell: Any, root: Path) -> Path:
     """A path as written in a file -> where it is. ValueError if it is no path."""
     if not isinstance(cell, str) or not cell.strip():
-        raise ValueError(f"{shown(cell)} is no path to an image")
+        raise ValueError(f"{shown(cell)} is not a path to an image")
     text = cell.strip().removeprefix("file://")
     if "://" in text:
-        raise ValueError(f"{shown(text)} is an address, not a file; fetch the images first")
+        raise ValueError(f"{shown(text)} is an address, not a file; download the images first")
     if spoils_lines(text) or len(text) > 4000:
-        raise ValueError("this is no path to an image")
+        raise ValueError("not a path to an image")
     path = root / text
     if "\\" in text and not path.exists():  # a list that was written on Windows
         return root / text.replace("\\", "/")
@@ -175,13 +175,13 @@ def table_inputs(
         return table.features
     if meaning not in table.columns:
         raise UserError(
-            f"{table.path}, line 1: there are no inputs: a column 'path' with images, or columns of numbers are needed"
+            f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers"
         )
     root = image_root(settings, table.path)
     paths = table.parsed(meaning, lambda cell: image_path(cell, root))
     places = [table.place(row, meaning) for row in range(table.n)]
     if not (settings.skip_bad or paths[0].exists()):
-        hint = "if paths start from another folder: --set data.image_root=FOLDER"
+        hint = "if paths are relative to another folder: --set data.image_root=FOLDER"
         raise UserError(f"{places[0]}: {shown(str(paths[0]))}: no such image file; {hint}")
     return read_images(paths, settings, places, table.path, progress, bad)
 
@@ -204,7 +204,7 @@ def split_rows(table: Table) -> tuple[Array, Array]:
         return np.arange(table.n), np.arange(0)
     test = np.array(table.parsed("split", _split), dtype=bool)
     if test.all():
-        raise UserError(f"{table.path}: every row is for testing; there is nothing to train on")
+        raise UserError(f"{table.path}: all rows are for testing; there is nothing to train on")
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
@@ -240,7 +240,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
         raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'")
     for row in test:
         if labels[row] is None:
-            raise UserError(f"{table.place(int(row), 'label')}: a row for testing needs its true label")
+            raise UserError(f"{table.place(int(row), 'label')}: a test row needs its true label")
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)
     vocabulary = Vocabulary(found, settings.classes)
@@ -258,8 +258,8 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
             first = dict(zip(reversed(paths), reversed(range(table.n)), strict=True))
             again = [row for row, path in enumerate(paths) if first[path] != row]
             notes.append(
-                f"{table.place(again[0], 'path')}: the image of line {table.lines[first[paths[again[0]]]]} again "
-                f"(repeated rows: {len(again)}), so examples go by their numbers; give them a column 'id', "
+                f"{table.place(again[0], 'path')}: the same image as in line {table.lines[first[paths[again[0]]]]} "
+                f"(repeated rows: {len(again)}), so examples are numbered; give them a column 'id', "
                 "or leave such rows out: --set data.skip_bad=true"
             )
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
@@ -310,7 +310,7 @@ def _without(table: Table, left_out: Sequence[bool], what: str, notes: list[str]
     if not any(left_out):
         return table
     if all(left_out):
-        raise UserError(f"{table.path}: not one row can be used; all are with {what}")
+        raise UserError(f"{table.path}: no row can be used; all have {what}")
     notes.append(f"rows with {what}, left out: {sum(left_out)} ({table.place(left_out.index(True))})")
     return table.take([row for row, out in enumerate(left_out) if not out])
 

@@ -21,7 +21,7 @@ def read_lines(path: Path, longest: int = MAX_LINE) -> Iterator[str]:
         while line := stream.readline(longest + 1):
             number += 1
             if len(line) > longest:
-                raise UserError(f"{path}, line {number}: longer than {longest >> 20} MiB; this is no table of text")
+                raise UserError(f"{path}, line {number}: longer than {longest >> 20} MiB; this is not a table of text")
             if number == 1:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
                     raise UserError(f"{path}, line 1: this is UTF-16; save it as UTF-8")
@@ -66,7 +66,7 @@ class CsvFile:
             return next(self._reader, None)
         except csv.Error as error:
             bare = "new-line character" in str(error)
-            reason = "a line end of old Macs, a bare CR; save it with line ends LF or CRLF" if bare else one_line(error)
+            reason = "it has bare CR line ends; save it with LF or CRLF" if bare else one_line(error)
             raise UserError(f"{self.path}, line {self._end + 1}: not a valid csv row ({reason})") from None
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
@@ -108,5 +108,5 @@ def json_objects(path: Path, example: str) -> Iterator[tuple[int, dict[str, Any]
 def read_json(path: Path) -> Any:
     size = path.stat().st_size
     if size > MAX_JSON:
-        raise UserError(f"{path}: {size / 2**30:.1f} GiB; a JSON file may have 1 GiB. Export it in parts")
+        raise UserError(f"{path}: {size / 2**30:.1f} GiB; a JSON file may have at most 1 GiB. Export it in parts")
     return parse_json("".join(read_lines(path, MAX_JSON)), str(path))  # all of it may be one line

@@ -43,7 +43,7 @@ def _place(path: Path, node: yaml.Node) -> str:
 def _compose(path: Path) -> yaml.Node:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is no class tree")
+            raise UserError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is not a class tree")
         # Composed, not loaded: nodes know their lines, names stay text (`no` is no boolean), aliases stay shared.
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except FileNotFoundError:

@@ -25,9 +25,9 @@ _LIST = re.compile(rf"\[{_ITEM}(?:,{_ITEM})*\]")
 def label_name(value: Any) -> str:
     """One label. ValueError, for the caller to put a place before, if it is none."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{shown(value)} is no label; expected a name or a whole number")
+        raise ValueError(f"{shown(value)} is not a label; expected a name or a whole number")
     if isinstance(value, int) and not -(10**18) < value < 10**18:
-        raise ValueError("a number of more than 18 digits is no label")
+        raise ValueError("a number of more than 18 digits is not a label")
     name = str(value).strip()
     if not name:
         raise ValueError("an empty label")
@@ -47,13 +47,13 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     elif isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{shown(value)} is no list of labels; write cat|dog")
+        raise ValueError(f"{shown(value)} is not a list of labels; write cat|dog")
     names = tuple(label_name(item) for item in value)
     if not names:
         raise ValueError("an empty set; give it at least one label")
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"label {shown(twice)} stands there twice")
+        raise ValueError(f"label {shown(twice)} appears twice")
     return names
 
 
@@ -76,7 +76,7 @@ def _number(value: Any) -> float:
     except (ValueError, OverflowError):
         raise ValueError(f"weight {shown(value)} is not a number") from None
     if not 0 <= number < 1e30:
-        raise ValueError(f"weight {number:g}; a weight is 0 or more, and finite")
+        raise ValueError(f"weight {number:g}; a weight must be finite and at least 0")
     return number
 
 
@@ -100,9 +100,9 @@ def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|")
             raise ValueError("no weight above 0")
         return found
     if not isinstance(value, list):
-        raise ValueError(f"{shown(value)} is no list of weights; write cat:0.7|dog:0.3")
+        raise ValueError(f"{shown(value)} is not a list of weights; write cat:0.7|dog:0.3")
     if names is None:
-        raise ValueError("weights without names need candidates beside them; write cat:0.7|dog:0.3")
+        raise ValueError("weights without names need candidates next to them; write cat:0.7|dog:0.3")
     if len(value) != len(names):
         raise ValueError(f"{len(value)} weights for {len(names)} candidates")
     return {name: _number(number) for name, number in zip(names, value, strict=True)}
@@ -131,7 +131,7 @@ class Vocabulary:
             return self._index[name]
         except KeyError:
             near = did_you_mean(name, self.classes)
-            raise ValueError(f"{shown(name)} is none of the {len(self.classes)} classes{near}") from None
+            raise ValueError(f"{shown(name)} is not one of the {len(self.classes)} classes{near}") from None
 
 
 def alike(names: Iterable[str]) -> list[str]:
@@ -143,7 +143,7 @@ def alike(names: Iterable[str]) -> list[str]:
         if other != name:
             same = unicodedata.normalize("NFKC", other) == unicodedata.normalize("NFKC", name)
             pair = f"{other!a} and {name!a}" if same else f"{shown(other)} and {shown(name)}"
-            notes.append(f"classes {pair} are kept apart; if they are one, write them alike")
+            notes.append(f"classes {pair} are kept apart; if they are the same class, write them alike")
     return notes[:3] + ([f"… and {len(notes) - 3} more such pairs"] if len(notes) > 3 else [])
 
 
@@ -166,7 +166,8 @@ def looks_joined(names: Sequence[str]) -> str | None:
         for name in names:
             parts = [part.strip() for part in name.split(mark)]
             if len(parts) > 1 and sum(part in known for part in parts) >= min(2, len(parts) - 1):
-                return f"no set has two labels, but {shown(name)} looks like several; if so: {_SEPARATOR.format(mark)}"
+                split = _SEPARATOR.format(mark)
+                return f"no set has two labels, but {shown(name)} looks like several; to split it: {split}"
     return None
 
 

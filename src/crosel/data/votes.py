@@ -51,8 +51,8 @@ def votes_dataset(
     image = image_root(settings, table.path) / inputs.ids[0]
     features_beside = table.features is not None and settings.inputs is None
     if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
-        unused = "the images that ids name are not used, as numbers stand beside the votes"
-        notes = [*notes, f"{unused}; if images are meant, call the column of ids 'path'"]
+        unused = "the images that ids name are not used, because there are columns of numbers"
+        notes = [*notes, f"{unused}; to use the images, rename the column of ids to 'path'"]
     data = make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
         classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(table.path),
@@ -66,7 +66,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     missing = [meaning for meaning in (key, "worker", "label") if meaning not in table.columns]
     if missing:
         raise UserError(
-            f"{table.path}, line 1: votes need the columns task, worker and label; no {missing[0]!r} is there"
+            f"{table.path}, line 1: votes need the columns task, worker and label; {missing[0]!r} is missing"
         )
     tasks = table.parsed(key, label_name)
     workers = table.parsed("worker", label_name)
@@ -86,7 +86,9 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
                 continue
             if vote in seen:
                 what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
-                raise UserError(f"{table.place(row, 'label')}: {what} was given in line {table.lines[seen[vote]]}")
+                raise UserError(
+                    f"{table.place(row, 'label')}: {what} was already given in line {table.lines[seen[vote]]}"
+                )
             seen[vote] = row
             votes.append((example[task], label, row, "label"))
     rows = np.array(list(first.values()))
@@ -97,14 +99,14 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         if other.any():
             row = int(np.flatnonzero(other)[0])
             line = table.lines[first[tasks[row]]]
-            raise UserError(f"{table.place(row)}: other numbers for {shown(tasks[row])} than in line {line}")
+            raise UserError(f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}")
     cells = [table.columns["path"][row] for row in rows] if "path" in table.columns else None
     inputs = join_inputs(
         list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
     truth, _ = optional_labels(table, rows, "truth")
-    notes = [f"votes that were given before, left out: {again}"] if again else []
+    notes = [f"repeated votes, left out: {again}"] if again else []
     return votes_dataset(inputs, votes, table, settings, truth, notes)
 
 
@@ -129,7 +131,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
                 votes.append((row, label, row, column))
                 voted[row] = True
     if not voted.any():
-        raise UserError(f"{table.path}: there is not a single vote")
+        raise UserError(f"{table.path}: there are no votes")
     kept = np.flatnonzero(voted)
     at = np.cumsum(voted) - 1
     if len(kept) < table.n:
@@ -161,7 +163,7 @@ def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
     alone = [name for name, said in labels.items() if said and all(columns[label] == 1 for label in said)]
     if not alone or len(alone) == len(labels):  # of a few rows, no two need have a label in common
         return []
-    return [f"no label of {_some(alone)} is in another column; if these are no votes, name those that are: {NAME_THEM}"]
+    return [f"no label in {_some(alone)} is in another column; if these are not votes, name all that are: {NAME_THEM}"]
 
 
 def _some(names: Sequence[str]) -> str:
