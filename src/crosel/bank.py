@@ -68,7 +68,7 @@ class MemoryBank(nn.Module):
         """
         unknown = set(criteria) - {1, 2, 3}
         if unknown:
-            raise ValueError(f"there are the criteria 1, 2 and 3, not {min(unknown)}")
+            raise ValueError(f"unknown criterion {min(unknown)}; choose from 1, 2 and 3")
         newest = self.labels[-1].long()
         mask = newest >= 0
         if 1 in criteria:

@@ -21,7 +21,7 @@ from crosel.yaml_files import parse_yaml, read_yaml
 
 
 class TrainSettings(Settings):
-    """The loop: how long, how fast, how often to look."""
+    """The training loop: length, optimiser, evaluation and checkpoints."""
 
     epochs: int = Field(50, ge=1, description="passes over the training set, including warm-up")
     batch_size: int = Field(64, ge=1, description="examples in a batch; at most the whole training set")
@@ -105,7 +105,7 @@ class TrainSettings(Settings):
 
 
 class RunConfig(Settings):
-    """A run: what to learn from, by which method, with which network, how."""
+    """A run: its data, method, network and training."""
 
     source: str = Field(description="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
     data_dir: str | None = Field(

@@ -203,7 +203,7 @@ def embedding_network(network: nn.Module, who: str) -> EmbeddingNetwork:
 
 
 class NetworkSettings(Settings):
-    """Which network; two of them with different starting weights for methods that train two."""
+    """Which network to train. Methods that train two give them different starting weights."""
 
     name: str = Field(
         "auto", description="auto, small-cnn, mlp, resnet-18, wrn-DEPTH-WIDTH, or your own module:factory"

@@ -418,5 +418,5 @@ def test_sets_may_be_zeros_and_ones_of_any_type(kind, dtype, history):
 
 
 def test_only_criteria_that_there_are():
-    with pytest.raises(ValueError, match="there are the criteria 1, 2 and 3, not 4"):
+    with pytest.raises(ValueError, match="unknown criterion 4; choose from 1, 2 and 3"):
         MemoryBank(1, 1).select(torch.ones(1, 2, dtype=torch.bool), 0.5, criteria=(1, 4))

@@ -16,7 +16,7 @@ Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
 
 
 class DataSettings(Settings):
-    """How files become a dataset. For digits, cifar10, cifar100 and svhn, only what is said of test sets matters."""
+    """How files become a dataset. For digits, cifar10, cifar100 and svhn, only the settings for test sets apply."""
 
     image_size: int = Field(32, ge=1, le=2048, description="height and width to which images are resized, in pixels")
     image_mode: Literal["RGB", "L"] = Field("RGB", description="RGB for colour, L for greyscale")
