@@ -15,7 +15,7 @@ from crosel.config import build_config
 from crosel.devices import pick_device
 from crosel.outcome import read_predictions, read_selection
 from crosel.pipeline import train_run
-from crosel.report import raster, write_report
+from crosel.report import raster, run_figures, write_report
 from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
 from crosel.report.curves import Chart, Reliability, Series, calibration_figure, line_figure
 from crosel.report.draw import Box, Drawing, Line, Text
@@ -121,6 +121,19 @@ def test_never_selected_means_in_no_epoch(tiny_run: TinyRun) -> None:
     never = shown.get("Never selected", np.array([], int))
     assert sorted(never) == np.flatnonzero((run.selection.epochs == 0).all(axis=0)).tolist()
     assert (np.diff(run.labels.confidence[never]) >= 0).all()
+
+
+def test_losses_of_selection_and_comix_begin_after_the_warm_up(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charts: dict[str, Chart] = {}
+    monkeypatch.setattr(run_figures, "figures", lambda found: charts.update({chart.name: chart for chart in found}))
+    (run,) = gather([RunFolder(tiny_run.path)])
+    run_figures.curves(run)
+    epochs = {series.name: [epoch for epoch, _ in series.points] for series in charts["losses"].series}
+    assert 0 < run.warm_up < len(run.rows)
+    assert epochs["total"] == [*range(1, len(run.rows) + 1)]
+    assert epochs["selected"] == epochs["co-mix"] == [*range(run.warm_up + 1, len(run.rows) + 1)]
 
 
 def test_outcomes_that_do_not_fit_are_left_aside(tiny_run: TinyRun, tmp_path: Path) -> None:

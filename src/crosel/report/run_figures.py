@@ -22,6 +22,7 @@ NEEDS_NO_TRUTH = (
     "Approximated accuracy: share of the set's probability on the predicted label."
 )
 _LOSSES = {"loss": "total", "loss_selected": "selected", "loss_comix": "co-mix"}
+_NOT_IN_WARM_UP = ("loss_selected", "loss_comix")  # metrics.jsonl has them as 0 there
 
 
 def curves(run: RunData) -> list[Figure]:
@@ -31,6 +32,9 @@ def curves(run: RunData) -> list[Figure]:
 
     def series(*wanted: tuple[str, str, bool]) -> list[Series]:
         return [Series(name, run.points(key), i, quiet) for i, (key, name, quiet) in enumerate(wanted)]
+
+    def loss_points(key: str) -> list[tuple[float, float]]:
+        return [(epoch, loss) for epoch, loss in run.points(key) if key not in _NOT_IN_WARM_UP or epoch > run.warm_up]
 
     losses = [key for key in dict.fromkeys(k for row in run.rows for k in row) if key.startswith("loss")]
     both = "both networks" if run.points("test_accuracy_1") else "test accuracy"
@@ -49,7 +53,7 @@ def curves(run: RunData) -> list[Figure]:
         ),
         Chart(
             "losses", "Losses",
-            [Series(_LOSSES.get(key, key.removeprefix("loss_").replace("_", " ")), run.points(key), i)
+            [Series(_LOSSES.get(key, key.removeprefix("loss_").replace("_", " ")), loss_points(key), i)
              for i, key in enumerate(losses)],
             low=0, **common,
         ),
