@@ -6,7 +6,7 @@ Requests come as lines of JSON on standard input, answers go to standard output:
 
 A trap ends the child by SIGKILL at the n-th call of a function: {"target": "os:replace", "call": 3, "when": "before"}.
 `when` is "before", "after", or "half", which cuts the file being flushed in half first (target "os:fsync").
-With "seconds" it does not kill: every call from the n-th on takes that much longer.
+With "seconds" it does not kill: every call from the n-th on takes that much longer; the n-th writes "tell" first.
 
 With `behind` checkpoints are written while training goes on, as on a GPU, and each takes that much longer.
 """
@@ -34,7 +34,7 @@ import crosel.pipeline
 import crosel.run
 
 
-def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None) -> None:
+def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None, tell: str = "") -> None:
     module_name, _, path = target.partition(":")
     *parents, name = path.split(".")
     owner: Any = importlib.import_module(module_name)
@@ -48,6 +48,9 @@ def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | 
             return real(*args, **kwargs)  # count files only, so that the n-th call means the n-th file
         calls += 1
         if seconds is not None:
+            if calls == call:
+                sys.stderr.write(tell)
+                sys.stderr.flush()
             if calls >= call:
                 time.sleep(seconds)
             return real(*args, **kwargs)

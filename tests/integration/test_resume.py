@@ -103,9 +103,10 @@ def test_stopped_again_and_again(tiny_run: TinyRun, tmp_path: Path, stopper: Sto
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05}
+    here = "a step of the third epoch\n"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
-    child.wait_for(lambda: "epoch 2/4" in child.err)
+    child.wait_for(lambda: here in child.err)
     child.signal(number)
     assert child.wait() == 130
     assert child.err.splitlines()[-1].startswith("crosel: stopped; the state is saved. Continue with: ")
@@ -118,9 +119,10 @@ def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, for
 
 
 def test_second_ctrl_c_is_immediate(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": STEPS + 1, "seconds": 60}
+    here = "a step that takes a minute\n"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": STEPS + 1, "seconds": 60, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", tmp_path / "run", trap=slow)
-    child.wait_for(lambda: "epoch 1/4" in child.err)
+    child.wait_for(lambda: here in child.err)
     started = time.monotonic()
     child.signal(signal.SIGINT)
     time.sleep(0.2)

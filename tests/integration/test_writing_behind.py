@@ -200,9 +200,10 @@ def test_killed_at_a_chosen_moment(
 def test_signals_do_not_cut_the_last_write_short(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     """Launchers send SIGTERM more than once; what was promised is written all the same."""
     out = tmp_path / "run"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05}
+    here = "a step of the third epoch\n"
+    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", out, trap=slow, behind=0.7)
-    child.wait_for(lambda: "epoch 2/4" in child.err)
+    child.wait_for(lambda: here in child.err)
     for _ in range(12):  # in the step, in the wait for the checkpoint before, and in the last wait
         child.signal(signal.SIGTERM)
         time.sleep(0.1)
