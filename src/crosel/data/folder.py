@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.images import bad_inputs_note, read_images
+from crosel.data.images import bad_inputs_note, read_usable_images
 from crosel.data.inputs import list_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
@@ -46,8 +46,7 @@ def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None 
         y, y_test = ([vocabulary[name] for name in part[1]] for part in (train, test))
     except ValueError as error:
         raise UserError(f"{folder}: the folder {error}") from None
-    bad: dict[int, str] = {}
-    x = read_images([*train[0], *test[0]], settings, None, folder, progress, bad)
+    x, bad = read_usable_images([*train[0], *test[0]], settings, None, folder, progress)
     n = len(y)
     keep = [row for row in range(n) if row not in bad]
     keep_test = [row for row in range(len(y_test)) if n + row not in bad]

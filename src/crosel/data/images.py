@@ -102,33 +102,55 @@ def read_images(
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
     progress: OnImages | None = None,
-    bad: dict[int, str] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read.
+    """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
+    pixels, bad = _read(paths, settings, places, cache_beside, progress, to_the_end=False)
+    if bad:
+        raise UserError(bad[min(bad)])
+    return pixels
 
-    With `bad`, reading goes on, and the places and reasons of all such go there, by row, where `data.skip_bad` is set.
-    """
+
+def read_usable_images(
+    paths: Sequence[Path],
+    settings: DataSettings,
+    places: Sequence[str] | None = None,
+    cache_beside: Path | None = None,
+    progress: OnImages | None = None,
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """The same for training data, of which `data.skip_bad` leaves out what cannot be read: also such rows, each with
+    its place and reason. There are no pixels in these."""
+    pixels, bad = _read(paths, settings, places, cache_beside, progress, to_the_end=settings.skip_bad)
+    if bad and not settings.skip_bad:
+        raise UserError(bad[min(bad)] + OR_SKIP)
+    if bad and len(bad) == len(paths):
+        raise UserError(bad[min(bad)])
+    return pixels, bad
+
+
+def _read(
+    paths: Sequence[Path],
+    settings: DataSettings,
+    places: Sequence[str] | None,
+    cache_beside: Path | None,
+    progress: OnImages | None,
+    to_the_end: bool,
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), side, side, channels)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
     cache = ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
     if cache is not None and (found := cache.read(shape)) is not None:
-        return found
+        return found, {}
     out = np.empty(shape, dtype=np.uint8)
-    skips = bad is not None and settings.skip_bad
-    failed = _decode_all(paths, settings, out, progress, to_the_end=skips)
-    reasons: dict[int, str] = {}
-    for row in sorted(failed):
-        place = f"{places[row]}: " if places is not None else ""
-        name = str(paths[row])
-        reasons[row] = f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(failed[row])}"
-    if reasons and (not skips or len(reasons) == len(paths)):
-        raise UserError(next(iter(reasons.values())) + (OR_SKIP if bad is not None and not skips else ""))
-    if bad is not None:
-        bad.update(reasons)
+    failed = _decode_all(paths, settings, out, progress, to_the_end)
     if cache is not None and not failed:
         cache.write(out)
-    return out
+    bad: dict[int, str] = {}
+    for row, error in failed.items():
+        place = f"{places[row]}: " if places is not None else ""
+        name = str(paths[row])
+        bad[row] = f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(error)}"
+    return out, bad
 
 
 def bad_inputs_note(bad: dict[int, str]) -> list[str]:

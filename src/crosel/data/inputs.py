@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from crosel.data.dataset import Array, Dataset, only_rows
-from crosel.data.images import SUFFIXES, bad_inputs_note, read_images
+from crosel.data.images import SUFFIXES, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
@@ -51,8 +51,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
         images = list_images(path)
         if not images:
             raise UserError(f"{path}: there are no images in this folder")
-        bad: dict[int, str] = {}
-        x = read_images(images, settings, None, path, progress, bad)
+        x, bad = read_usable_images(images, settings, None, path, progress)
         good = [row for row in range(len(images)) if row not in bad]
         ids = tuple(images[row].relative_to(path).as_posix() for row in good)
         return Inputs(x[good] if bad else x, ids)
@@ -76,10 +75,14 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
 
 
 def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> Inputs:
+    own_ids(table)  # an id that is there twice is told of before images are decoded
+    x, bad = table_inputs(table, settings, progress)
+    if bad:
+        good = [row for row in range(table.n) if row not in bad]
+        table, x = table.take(good), x[good]
     ids, _ = own_ids(table)
     train, test = split_rows(table)
     labels, cells = optional_labels(table, train)
-    x = table_inputs(table, settings, progress)
     if not len(test):
         return Inputs(x, tuple(ids), None if labels is None else tuple(labels), columns=table.feature_names)
     for row in test:
@@ -118,8 +121,7 @@ def join_inputs(
             f"{place(0)}: {shown(str(paths[0]))} is not an image file; if paths are relative to another folder: "
             "--set data.image_root=FOLDER; if these are ids, give the file with their inputs: --set data.inputs=FILE"
         )
-    bad: dict[int, str] = {}
-    x = read_images(paths, settings, [place(r) for r in range(len(paths))], path, progress, bad)
+    x, bad = read_usable_images(paths, settings, [place(r) for r in range(len(paths))], path, progress)
     return Inputs(x, tuple(names), bad=bad)
 
 

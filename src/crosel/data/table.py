@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array, Dataset, make_dataset
-from crosel.data.images import bad_inputs_note, read_images
+from crosel.data.images import bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
     Vocabulary,
@@ -166,13 +166,12 @@ def image_root(settings: DataSettings, path: Path) -> Path:
     return Path(settings.image_root) if settings.image_root else path.parent
 
 
-def table_inputs(
-    table: Table, settings: DataSettings, progress: OnImages | None, bad: dict[int, str] | None = None
-) -> Array:
-    """Inputs of all rows: feature columns, or the images that a column names; `bad`: see `read_images`."""
+def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> tuple[Array, dict[int, str]]:
+    """Inputs of all rows: feature columns, or the images that a column names, with those that `data.skip_bad` leaves
+    out (`read_usable_images`)."""
     meaning = "path"
     if table.features is not None and table.features.shape[1]:
-        return table.features
+        return table.features, {}
     if meaning not in table.columns:
         raise UserError(
             f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers"
@@ -183,7 +182,7 @@ def table_inputs(
     if not (settings.skip_bad or paths[0].exists()):
         hint = "if paths are relative to another folder: --set data.image_root=FOLDER"
         raise UserError(f"{places[0]}: {shown(str(paths[0]))}: no such image file; {hint}")
-    return read_images(paths, settings, places, table.path, progress, bad)
+    return read_usable_images(paths, settings, places, table.path, progress)
 
 
 def _split(cell: Any) -> bool:
@@ -264,7 +263,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
             )
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
     if x is None:
-        x = table_inputs(table, settings, progress, bad={})
+        x, _ = table_inputs(table, settings, progress)
 
     def indices(rows: Array) -> list[int]:
         return [index_of(table, vocabulary, str(labels[row]), int(row), "label") for row in rows]
@@ -288,8 +287,7 @@ def _usable(table: Table, settings: DataSettings, progress: OnImages | None, not
         empty = [not test and _is_blank(cell) for test, cell in zip(tests, sets, strict=True)]
         table = _without(table, empty, "an empty set", notes)
     table = without_repeated(table, notes)
-    bad: dict[int, str] = {}
-    x = table_inputs(table, settings, progress, bad)
+    x, bad = table_inputs(table, settings, progress)
     notes += bad_inputs_note(bad)
     good = [row for row in range(table.n) if row not in bad]
     return (table.take(good), x[good]) if bad else (table, x)
