@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crosel.errors import UserError
+from crosel.checkpoint import check_fit, prefixed
 
 
 class WeightAverage:
@@ -65,9 +65,8 @@ class WeightAverage:
         return dict(zip(self.names, self.kept, strict=True))
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        for name, kept in zip(self.names, self.kept, strict=True):
-            if name not in tensors or tensors[name].shape != kept.shape:
-                raise UserError(f"the checkpoint does not fit this configuration: no average of {name}")
+        check_fit(prefixed("average", tensors), prefixed("average", self.state_dict()))
+        for name, kept in self.state_dict().items():
             kept.copy_(tensors[name])
 
 

@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from crosel.errors import UserError
 from crosel.files import atomic_write, disk_errors
 from crosel.limits import memory_bound
 
@@ -179,6 +180,25 @@ def _parse(content: bytes) -> Checkpoint:
     if "generator" not in tensors:
         raise ValueError("it has no random state")
     return Checkpoint(tensors, state)
+
+
+def check_fit(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse saved tensors whose names or shapes are not those that are wanted; the first that differs is named."""
+    for name in (*wanted, *sorted(saved)):
+        if name not in saved:
+            raise misfit(f"{name} is missing")
+        if name not in wanted:
+            raise misfit(f"they have {name}, and the networks do not")
+        was, now = list(saved[name].shape), list(wanted[name].shape)
+        if was != now:
+            raise misfit(f"{name} has shape {was}, but {now} is needed")
+
+
+def misfit(what: str) -> UserError:
+    return UserError(
+        f"the saved weights do not fit the networks: {what}; use the version of crosel, and of your own network or "
+        "method, that they were trained with"
+    )
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from crosel.errors import UserError
+from crosel.checkpoint import check_fit
 
 if TYPE_CHECKING:
     from crosel.config import TrainSettings
@@ -86,10 +86,9 @@ def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor
 
 
 def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    for name, now in _named(optimiser, module):
-        if name not in tensors or tensors[name].shape != now.shape:
-            what, _, parameter = name.partition(".")
-            raise UserError(f"the checkpoint does not fit this configuration: {what} of {parameter}")
+    state = optimiser_state(optimiser, module)
+    check_fit({name: tensors[name] for name in state if name in tensors}, state)
+    for name, now in state.items():
         now.copy_(tensors[name])
 
 

@@ -209,8 +209,11 @@ class RunFolder:
         remove_stray(self.path)
         found = checkpoint.load_newest(self.checkpoints)
         if found.checkpoint is not None:
-            self._check_unchanged(session.config, found.checkpoint.state)
-            session.restore(found.checkpoint)
+            self.check_unchanged(session.config, found.checkpoint.state)
+            try:
+                session.restore(found.checkpoint)
+            except UserError as error:
+                raise UserError(f"{self.path}: {error}") from None
         lines = [f"checkpoint {path.name} is damaged and was moved aside" for path in found.damaged]
         with disk_errors(self.checkpoints):
             for path in found.damaged:
@@ -227,7 +230,7 @@ class RunFolder:
         atomic_write(self / "metrics.jsonl", "".join(map(_line, p.rows)))
         return lines
 
-    def _check_unchanged(self, config: RunConfig, state: Mapping[str, Any]) -> None:
+    def check_unchanged(self, config: RunConfig, state: Mapping[str, Any]) -> None:
         """config.yaml may have been edited or damaged since the checkpoint was written."""
         if not isinstance(state.get("config"), dict):
             return
@@ -314,7 +317,11 @@ def load_run(
         say(f"checkpoint {damaged.name} is damaged and is ignored")
     if found.checkpoint is None:
         raise UserError(f"{path}: there is no checkpoint yet; train it first: crosel train … --out {path}")
-    session.load_weights(found.checkpoint.tensors)
+    try:
+        session.load_weights(found.checkpoint.tensors)
+    except UserError as error:
+        folder.check_unchanged(config, found.checkpoint.state)  # names the setting
+        raise UserError(f"{path}: {error}") from None
     session.progress.epoch = found.checkpoint.state["epoch"]
     session.progress.rows = found.checkpoint.state["rows"]
     epoch, epochs = session.progress.epoch, config.train.epochs

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from crosel import devices
 from crosel.averaging import WeightAverage
-from crosel.checkpoint import Checkpoint, prefixed, without_prefix
+from crosel.checkpoint import Checkpoint, check_fit, misfit, prefixed, without_prefix
 from crosel.compute.forward import Forward
 from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
+from crosel.limits import one_line
 from crosel.methods.base import Method
 from crosel.optimiser import Optimiser, optimiser_state, restore_optimiser
 from crosel.tensors import Normaliser, TrainingTensors
@@ -142,7 +143,10 @@ class Session:
         """Go back to a saved state, or say why it does not belong to this run."""
         for what, ours in self.fingerprints.items():
             if saved.state[what] != ours:
-                raise UserError(f"the {what} differ from those at the start of this run; nothing was changed")
+                raise UserError(
+                    f"the {what} differ from those at the start of this run; nothing was changed. "
+                    "Restore the original files, for every process of the run"
+                )
         self.load_weights(saved.tensors)
         restore_optimiser(self.optimiser, self.method, saved.tensors)
         step, seconds = saved.state["step"], saved.state["seconds"]
@@ -173,7 +177,8 @@ def candidates_digest(data: Dataset) -> str:
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     try:
         module.load_state_dict(tensors)
+        return
     except RuntimeError as error:
-        raise UserError(
-            f"the checkpoint does not fit this configuration: {str(error).splitlines()[-1].strip()}"
-        ) from None
+        reason = one_line(error)
+    check_fit(tensors, module.state_dict())
+    raise misfit(reason)
