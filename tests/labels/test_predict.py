@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,48 @@ def test_features_joined_to_votes_are_found_by_name(tmp_path, monkeypatch, crose
     true = "".join(f"{u},{v},{w},{a}\n" for a, (u, v, w) in zip(votes, x, strict=True))
     Path("true.csv").write_text("u,v,w,label\n" + true)  # without votes
     assert json.loads(crosel_cli("eval", "named", "true.csv", "--json").out)["examples"] == 12
+    wide = ("--set", "data.format=wide-votes", "--set", "data.inputs=x.csv", "--out", "wide")
+    assert crosel_cli("train", "votes.csv", *training, *wide).code == 0
+    assert crosel_cli("eval", "wide", "true.csv").out == crosel_cli("eval", "joined", "true.csv").out
+    Path("long.csv").write_text("id,worker,label\n" + "".join(f"{i},anna,{a}\n" for i, a in enumerate(votes)))
+    long = ("--set", "data.format=votes", "--set", "data.inputs=x.csv", "--out", "long")
+    assert crosel_cli("train", "long.csv", *training, *long).code == 0
+    assert json.loads(crosel_cli("eval", "long", "true.csv", "--json").out)["examples"] == 12
     expected = tops(predicted(Path("joined"), Path("x.csv"), Path("p.jsonl")))
     for run in ("joined", "beside"):
         for source in ("moved.csv", "beside.csv"):
             assert tops(predicted(Path(run), Path(source), Path("p.jsonl"))) == expected
+
+
+@pytest.mark.parametrize("kind", ["wide-votes", "scores"])
+def test_a_run_on_votes_or_scores_is_measured_on_a_plain_list_of_images(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crosel_cli: CroselCli
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    image, arrays = pytest.importorskip("PIL.Image"), small_arrays(n=12, test=0)
+    labels = ["cat" if digit > 4 else "dog" for digit in arrays["y"]]
+    for i, pixels in enumerate(arrays["x"]):
+        image.fromarray(pixels).save(f"{i}.png")
+
+    def write(name: str, header: str, cells: Callable[[str], str]) -> None:
+        lines = [f"{i}.png,{cells(label)}\n" for i, label in enumerate(labels)]
+        Path(name).write_text(header + "\n" + "".join(lines))
+
+    if kind == "scores":
+        write("own.csv", "path,cat,dog,label", lambda label: f"{int(label == 'cat')},0.5,{label}")
+    else:
+        write("own.csv", "path,anna,ben,label", lambda label: f"{label},dog,{label}")
+        write("ids.csv", "id,anna,ben,carl,label", lambda label: f"{label},dog,,{label}")  # as many as channels
+    write("plain.csv", "path,label", lambda label: label)
+    write("remarks.csv", "path,label,remark", lambda label: f"{label},blurred")
+    settings = ("--set", f"data.format={kind}", "--set", "data.image_size=8", "--set", "train.epochs=1")
+    rule = ("--candidates", "top-m:m=1") if kind == "scores" else ()
+    settings = (*settings, *rule, "--method", "cc", "--device", "cpu")
+    assert crosel_cli("train", "own.csv", *settings, "--out", "run").code == 0
+    others = ["plain.csv", "remarks.csv", *(["ids.csv"] if kind == "wide-votes" else [])]
+    said = {crosel_cli("eval", "run", source, "--json").out for source in ("own.csv", *others)}
+    assert len(said) == 1
+    assert json.loads(said.pop())["examples"] == 12
 
 
 def test_a_list_of_images_starts_where_that_of_the_run_did(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):

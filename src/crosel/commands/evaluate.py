@@ -15,6 +15,7 @@ from crosel.data import load
 from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Array, Dataset
 from crosel.data.sources import locate
+from crosel.data.table import meanings
 from crosel.data.text import CsvFile
 from crosel.errors import UserError, tell
 from crosel.run import load_run
@@ -40,10 +41,9 @@ def evaluate_run(
 def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[Array, Array]:
     """Examples of another source, with true labels, that the run can be asked about: its test set, if it has one."""
     same: dict[str, Any] = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
-    path, annotators = Path(locate(source, data_dir)), set(session.config.data.annotators or ())
-    is_csv = path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path)
-    if annotators and is_csv and annotators.isdisjoint(CsvFile(path).header):  # true labels alone are enough here
-        same["annotators"] = None
+    path = Path(locate(source, data_dir))
+    if path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path):
+        same |= _without_votes(path, session)
     other = load(source, data_dir, session.config.data.model_copy(update=same))
     other = _with_columns_of(session, other, source)
     if other.shape != session.data.shape:
@@ -58,6 +58,20 @@ def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[
         raise UserError(f"{source} has no true labels (y) to compare with")
     tell_of_dark(session, int(x.max()), source, tell)
     return x, y
+
+
+def _without_votes(path: Path, session: Session) -> dict[str, Any]:
+    """What to read otherwise than the run's own file, where this one has no votes or scores: here, inputs and true
+    labels are enough."""
+    header, settings = CsvFile(path).header, session.config.data
+    annotators, columns = settings.annotators or (), session.data.columns
+    if not set(annotators).isdisjoint(header):
+        return {}
+    known = meanings(header, path)
+    others = [name for column, name in enumerate(header) if name and column not in known.values()]
+    features = (columns and set(columns) <= set(others)) or session.data.shape == (len(others),)
+    plain = "worker" not in known and ({"path", "label"} <= known.keys() or not others or features)
+    return {"annotators": None, "format": "table" if plain and settings.format != "auto" else settings.format}
 
 
 def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
