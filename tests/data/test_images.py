@@ -205,13 +205,53 @@ def test_a_changed_image_is_seen(listed, monkeypatch):
     assert len(names) == 3
 
 
+def test_images_that_cannot_be_read_are_tried_again_and_the_rest_are_decoded_once(listed, monkeypatch):
+    bad = put(listed.parent / "1.png", b"no image")
+    first = read(listed, skip_bad=True)
+    assert first.notes == (f"inputs that cannot be read, left out: 1 ({listed}, line 3, column 'path': {bad}: "
+                           "not an image that Pillow can read)",)  # fmt: skip
+    names = decoded(monkeypatch)
+    again = read(listed, skip_bad=True)
+    assert (again.ids, again.notes) == (first.ids, first.notes)
+    assert again.fingerprint() == first.fingerprint()
+    assert names == ["1.png"]
+    assert "1.png: not an image that Pillow can read; fix it" in refused(listed)  # without skip_bad it is not left out
+    assert names == ["1.png", "1.png"]
+
+
+def test_a_repaired_image_is_seen_even_with_the_size_and_time_it_had(listed, monkeypatch):
+    path = listed.parent / "1.png"
+    content, about = path.read_bytes(), path.stat()
+    put(path, b"\0" * len(content))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert read(listed, skip_bad=True).ids == ("0.png", "2.png")
+    put(path, content)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    names = decoded(monkeypatch)
+    for _ in range(2):  # the second time from the cache, which has it by now
+        data = read(listed, skip_bad=True)
+        assert (data.ids, data.notes) == (("0.png", "1.png", "2.png"), ())
+        assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2]
+    assert names == ["1.png"]
+    assert read(listed).fingerprint() == data.fingerprint()
+
+
+def test_what_stopped_at_a_bad_image_is_not_kept(listed, monkeypatch):
+    put(listed.parent / "1.png", b"no image")
+    refused(listed)
+    assert not (listed.parent / ".crosel-cache").exists()
+
+
 def test_a_damaged_cache_is_no_harm(listed, monkeypatch):
     first = read(listed)
     (cache,) = (listed.parent / ".crosel-cache").glob("*.npz")
+    images, names = np.load(cache)["images"], decoded(monkeypatch)
+    for bad in (np.array([7]), np.array([-1]), np.array(["no row"])):
+        np.savez(cache, images=images, bad=bad)
+        assert read(listed).fingerprint() == first.fingerprint()
     cache.write_bytes(cache.read_bytes()[:100])
-    names = decoded(monkeypatch)
     assert read(listed).fingerprint() == first.fingerprint()
-    assert len(names) == 3
+    assert len(names) == 4 * 3
 
 
 def test_a_folder_that_cannot_be_written_has_no_cache(listed):

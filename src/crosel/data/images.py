@@ -139,12 +139,13 @@ def _read(
     shape = (len(paths), side, side, channels)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
     cache = ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
-    if cache is not None and (found := cache.read(shape)) is not None:
-        return found, {}
-    out = np.empty(shape, dtype=np.uint8)
-    failed = _decode_all(paths, settings, out, progress, to_the_end)
-    if cache is not None and not failed:
-        cache.write(out)
+    found = cache.read(shape) if cache is not None else None
+    # What was bad before may be readable by now: with other permissions, say, or another Pillow.
+    out, rows = found or (np.zeros(shape, dtype=np.uint8), range(len(paths)))
+    failed = _decode_all(paths, rows, settings, out, progress, to_the_end) if rows else {}
+    complete = not failed or (to_the_end and len(failed) < len(paths))
+    if cache is not None and complete and (found is None or len(failed) < len(rows)):
+        cache.write(out, sorted(failed))
     bad: dict[int, str] = {}
     for row, error in failed.items():
         place = f"{places[row]}: " if places is not None else ""
@@ -159,18 +160,20 @@ def bad_inputs_note(bad: dict[int, str]) -> list[str]:
 
 def _decode_all(
     paths: Sequence[Path],
+    rows: Sequence[int],
     settings: DataSettings,
     out: NDArray[np.uint8],
     progress: OnImages | None,
     to_the_end: bool,
 ) -> dict[int, Exception]:
-    """Fill `out` on all cores. Returns what cannot be read, by row; unless `to_the_end`, ends soon after the first."""
+    """Fill these rows of `out` on all cores. Returns what cannot be read, by row; unless `to_the_end`, ends soon after
+    the first."""
     failed: dict[int, Exception] = {}
     stop = threading.Event()
 
     def work(start: int) -> int:
-        rows = range(start, min(start + _BATCH, len(paths)))
-        for done, row in enumerate(rows):
+        mine = rows[start : start + _BATCH]
+        for done, row in enumerate(mine):
             if stop.is_set():
                 return done
             try:
@@ -179,20 +182,20 @@ def _decode_all(
                 failed[row] = error
                 if not to_the_end:
                     return done
-        return len(rows)
+        return len(mine)
 
     done = 0
     _pillow().init()  # registers the formats once, before threads race to do it
     with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
         warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
-        tasks = [pool.submit(work, start) for start in range(0, len(paths), _BATCH)]
+        tasks = [pool.submit(work, start) for start in range(0, len(rows), _BATCH)]
         try:
             for task in as_completed(tasks):
                 done += task.result()
                 if failed and not to_the_end:
                     break
                 if progress is not None:
-                    progress(done, len(paths))
+                    progress(done, len(rows))
         finally:  # also on Ctrl-C
             stop.set()
             pool.shutdown(cancel_futures=True)
