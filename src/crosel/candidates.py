@@ -159,7 +159,8 @@ def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: 
         r: NDArray[np.float64] = probabilities(g[rows], temperature) if temperature else g[rows].astype(np.float64)
         r[np.arange(len(r)), y[rows]] = 0.0
         r /= np.maximum(r.max(axis=1, keepdims=True), np.finfo(float).tiny)
-        r *= rate / np.maximum(r.mean(axis=1, keepdims=True), np.finfo(float).tiny)
+        mean = r.mean(axis=1, keepdims=True)
+        r *= rate / np.where(mean > 0, mean, 1.0)  # no score but the truth's: nothing to draw from
         return np.asarray(draws(*r.shape) < r)
 
     return _draw_with(y, g.shape[1], draw)

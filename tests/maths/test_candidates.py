@@ -231,6 +231,15 @@ def test_instance_dependent_at_its_ends():
     assert np.array_equal(instance_dependent(y, np.zeros((40, 10)), 0.5, seed=0), alone)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [5, 1e300])
+def test_instance_dependent_with_a_large_rate_draws_all_that_has_a_score(rate):
+    scores = np.array([[0.5, 0.2, 0.0], [0.7, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert instance_dependent([0, 0, 2], scores, rate, seed=0).tolist() == [
+        [True, True, False], [True, False, False], [False, False, True],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("scores", "rate", "message"),
     [
