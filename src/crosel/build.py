@@ -13,6 +13,7 @@ from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.distributed import ONE, World
 from crosel.errors import UserError
+from crosel.limits import one_line
 from crosel.memory import inputs_stay_on_host
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
@@ -89,10 +90,13 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
     except (RuntimeError, ValueError, TypeError) as error:
         if is_out_of_memory(error):
             raise
-        raise UserError(f"the network cannot take inputs of shape {data.shape}: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"the network cannot take inputs of shape {data.shape} ({one_line(error)}); choose another network"
+        ) from None
     if out.shape[1:] != (2, len(data.classes)):
         raise UserError(
-            f"the network gives {tuple(out.shape[2:])} outputs per example, but there are {len(data.classes)} classes"
+            f"the network gives {tuple(out.shape[2:])} outputs per example, but there are {len(data.classes)} classes; "
+            "give its last layer one output for each class"
         )
 
 

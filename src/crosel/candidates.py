@@ -151,7 +151,7 @@ def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: 
         raise UserError(f"rate must be at least 0, not {rate}")
     y = _checked_labels(labels, g.shape[1])
     if len(y) != len(g):
-        raise UserError(f"{len(y)} labels, but scores for {len(g)} examples")
+        raise UserError(f"{len(y)} labels, but scores for {len(g)} examples; give one row for each label")
 
     draws = _Draws(seed)
 
@@ -273,13 +273,21 @@ def apply_rule(
         sets = uniform_sets(labels, classes, seed)
     elif rule.name == "superclass":
         if groups is None:
-            raise UserError(f"rule '{rule}' needs superclasses, which this data does not have")
+            raise UserError(
+                f"rule '{rule}' needs superclasses, which this data does not have ('groups' of an npz file); "
+                "choose another"
+            )
         sets = superclass(labels, groups, v["q"], seed)
     elif rule.name == "instance":
         if scores is None:
-            raise UserError(f"rule '{rule}' needs scores [n, k], which this data does not have")
+            raise UserError(
+                f"rule '{rule}' needs scores [n, k], which this data does not have ('scores' of an npz file); "
+                "choose another"
+            )
         sets = instance_dependent(labels, scores, v["rate"], seed, v["temperature"])
     else:
-        raise UserError(f"rule '{rule}' makes sets from annotations, not from plain labels")
+        raise UserError(
+            f"rule '{rule}' makes sets from annotations, not from plain labels; choose another, such as uniform:q=0.3"
+        )
     # A stream of its own, so that η = 0 and η > 0 share the sets they start from.
     return _without_truth(sets, labels, v["eta"], seed + 1_000_003) if v["eta"] else sets

@@ -27,6 +27,7 @@ from crosel.train import predict_chunks
 
 COLUMNS = ("id", "label", "confidence", "selected", "candidates", "flag")
 FLAGS = ("", "outside", "disputed", "unsure")
+WRITE_AGAIN = "write it again: crosel labels RUN --out FILE"
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
 
 
@@ -258,7 +259,7 @@ def read_labels(path: Path) -> list[LabelRow]:
             reader = csv.reader(stream, strict=True)
             header = next(reader, [])
             if tuple(header) != COLUMNS:
-                raise UserError(f"{path}, line 1: expected the columns {','.join(COLUMNS)}")
+                raise UserError(f"{path}, line 1: expected the columns {','.join(COLUMNS)}; {WRITE_AGAIN}")
             out = []
             line = reader.line_num + 1
             for cells in reader:
@@ -268,18 +269,20 @@ def read_labels(path: Path) -> list[LabelRow]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a csv file of labels ({error})") from None
+        raise UserError(f"{path}: not a csv file of labels ({error}); {WRITE_AGAIN}") from None
 
 
 def _row(cells: list[str], place: str) -> LabelRow:
     if len(cells) != len(COLUMNS):
-        raise UserError(f"{place}: {len(cells)} cells for {len(COLUMNS)} columns")
+        raise UserError(f"{place}: {len(cells)} cells for {len(COLUMNS)} columns; {WRITE_AGAIN}")
     name, label, confidence, selected, candidates, flag = map(unguard, cells)
     try:
         sure = float(confidence)
     except ValueError:
-        raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is not a number") from None
+        raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is not a number; {WRITE_AGAIN}") from None
     if flag not in FLAGS or selected not in ("", "both", "one", "neither"):
         column, value = ("flag", flag) if flag not in FLAGS else ("selected", selected)
-        raise UserError(f"{place}, column '{column}': {value[:40]!r} is not a value that crosel writes there")
+        raise UserError(
+            f"{place}, column '{column}': {value[:40]!r} is not a value that crosel writes there; {WRITE_AGAIN}"
+        )
     return LabelRow(name, label, sure, selected, split_names(candidates), flag)

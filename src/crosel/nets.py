@@ -270,9 +270,11 @@ def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"network '{name}' cannot be imported: {error}") from None
+        raise UserError(
+            f"network '{name}' cannot be imported ({error}); check the name, and that its folder is on PYTHONPATH"
+        ) from None
     if not callable(factory):
-        raise UserError(f"network '{name}' is not a function that builds a network")
+        raise UserError(f"network '{name}' is not a function that builds a network; give MODULE:FUNCTION")
     return bound_factory(factory, classes, inputs.shape, f"network '{name}'")
 
 

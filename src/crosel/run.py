@@ -183,7 +183,9 @@ class RunFolder:
         except UserError:
             raise
         except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-            raise UserError(f"{path}: cannot be read ({error}); the run cannot be used") from None
+            raise UserError(
+                f"{path}: cannot be read ({error}); restore the file, or train again with another --out"
+            ) from None
 
     def with_candidates(self, data: Dataset) -> Dataset:
         """The data with the run's own sets, or a line about how the data differ from what the run was made with."""

@@ -129,6 +129,7 @@ def test_class_order(tmp_path):
     given = read(tmp_path / "d.csv", classes=("b", "a", "10", "9", "-2", "unused"))
     assert given.y.tolist() == [2, 3, 4, 0, 1]
     assert "line 2, column 'label': '10' is not one of the 2 classes" in refused(tmp_path / "d.csv", classes=("a", "b"))
+    assert "'data.classes': 'b' appears twice" in refused(tmp_path / "d.csv", classes=("a", "b", "b"))
 
 
 def test_csv_with_images(tmp_path):
@@ -282,8 +283,8 @@ BAD_CSV = {
     "after a field of two lines": (H + '"a\nb",x,1,2\n', "line 2, column 'id': label 'a\\nb' holds a character"),
     "line after such a field": (H + 'a,"x\n",1,2\nb,x,1,?\n', "line 4, column 'g': '?' is not a number"),
     "same id": (H + "a,x,1,2\nb,x,1,2\na,y,3,4\n", "line 4, column 'id': id 'a' was already given in line 2"),
-    "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns"),
-    "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns"),
+    "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns; fill in the rest"),
+    "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns; put a cell that contains"),
     "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row"),
     "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty set; give it at least one label"),
     "empty part": (H + "a,x||y,1,2\n", "line 2, column 'candidates': an empty label"),

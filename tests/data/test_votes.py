@@ -261,6 +261,10 @@ def test_examples_without_inputs_are_left_out_where_that_is_asked_for(tmp_path, 
     assert (data.ids, counted(data)) == (("t2",), {("t2", "dog"): 2})
     none = put(tmp_path / "none.csv", "id,f\nt9,1\n")
     assert "has no inputs for id 't1'" in refused(votes, inputs=str(none), skip_bad=True)
+    np.savez(tmp_path / "twice.npz", x=np.eye(3), ids=["t1", "t2", "t2"])
+    assert "twice.npz: id 't2' appears twice" in refused(votes, inputs=str(tmp_path / "twice.npz"))
+    votes = put(tmp_path / "no-task.csv", "worker,label\nann,cat\n")
+    assert "votes need the columns task, worker and label; 'task' is missing" in refused(votes, format="votes")
     np.savez(tmp_path / "s.npz", scores=np.eye(2), ids=["t1", "t7"])
     assert "has no inputs for id 't7'" in refused(tmp_path / "s.npz", inputs=features, skip_bad=True)
     np.savez(tmp_path / "s.npz", scores=np.eye(2), ids=["t1", "t2"])
@@ -286,10 +290,10 @@ def test_a_tick_of_several_labels_is_a_vote_for_each(tmp_path, features):
 BAD_VOTES = {
     "same vote": (
         long_csv() + "t1,ann,cat\n",
-        "line 7, column 'label': the vote of 'ann' on 't1' for 'cat' was already given in line 2",
+        "line 7, column 'label': the vote of 'ann' on 't1' for 'cat' was already given in line 2; fix it, or leave out",
     ),
     "no worker": ("task,worker,label\nt1,,cat\n", "line 2, column 'worker': an empty label"),
-    "no inputs": (long_csv() + "t7,ann,cat\n", "line 7, column 'task'"),
+    "no inputs": (long_csv() + "t7,ann,cat\n", "has no inputs for id 't7'; fix it, or leave out what cannot be used"),
     "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was already given in line 2"),
     "no labels": ("task,worker,tick\nt1,ann,cat\n", "'worker' says who voted; name the column of the labels 'label'"),
     "no vote at all": ("task,annotator_1\nt1,\n", "there are no votes"),

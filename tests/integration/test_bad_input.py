@@ -425,7 +425,7 @@ def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, cros
 
     assert_refused(predict("nowhere.npz"), "nowhere.npz: no such file")
     assert_refused(predict("x.csv"), "x.csv, line 2: there are no rows below the column names")
-    assert_refused(predict("shape.npz"), "examples of shape (1, 5, 8); the run was trained on (1, 8, 8)")
+    assert_refused(predict("shape.npz"), "examples of shape (1, 5, 8), but the run was trained on (1, 8, 8)")
     assert_refused(predict("ids.npz"), "x has 64 examples, but there are 1 ids")
     assert_refused(predict("no-x.npz"), "the array 'x' is missing")
     assert_refused(predict("nan.npz"), "x: NaN in row ")

@@ -123,7 +123,7 @@ def test_features_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli
         assert tops(predicted(Path("run"), Path(source), Path("p.jsonl"))) == expected
     refused = crosel_cli("predict", "run", "gone.csv", "--out", "p.csv")
     assert (refused.code, refused.err) == (
-        2, "crosel: gone.csv, line 1: there is no column 'w', which the run was trained on\n"
+        2, "crosel: gone.csv, line 1: there is no column 'w', which the run was trained on; add it\n"
     )  # fmt: skip
     scores = [crosel_cli("eval", "run", source, "--json").out for source in ("rows.csv", "moved.csv")]
     assert scores[0] == scores[1]
@@ -235,7 +235,10 @@ def test_features_with_other_names_are_taken_in_their_order_which_is_told(tmp_pa
         written.add(Path("p.csv").read_text())
     assert len(written) == 1
     refused = crosel_cli("predict", "run", "wide.csv", "--out", "p.csv")
-    assert (refused.code, refused.err) == (2, "crosel: wide.csv, line 1: 4 features; the run was trained on 3\n")
+    assert (refused.code, refused.err) == (
+        2,
+        "crosel: wide.csv, line 1: 4 features, but the run was trained on 3; give the same ones\n",
+    )
     scores = [crosel_cli("eval", "run", source, "--json") for source in ("rows.csv", "other.csv")]
     assert scores[0].out == scores[1].out
     assert (scores[0].err, scores[1].err) == ("", f"other.csv: {told.removeprefix('line 1: ')}\n")
@@ -251,7 +254,7 @@ GOOD = np.zeros((4, 8, 8), np.uint8)
 BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.csv", b"", FEATURES, "line 1"),
     ("a.csv", b"u,v,w\n", FEATURES, "line 2: there are no rows"),
-    ("a.csv", b"u,v\n1,2\n", FEATURES, "line 1: 2 features; the run was trained on 3"),
+    ("a.csv", b"u,v\n1,2\n", FEATURES, "line 1: 2 features, but the run was trained on 3"),
     ("a.csv", b"u,v,w\n1,2,3\n1,x,3\n", FEATURES, "line 3, column 'v': 'x' is not a number"),
     ("a.csv", b"u;v;w\n1;2;3\n1;2,5;3\n", FEATURES, "line 3, column 'v': '2,5' is not a number; write decimals with a"),
     ("a.csv", b"u,v,w\n1,2,3\n1,,3\n", FEATURES, "line 3, column 'v': empty"),
@@ -266,7 +269,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.jsonl", b"", FEATURES, "line 1: there are no rows"),
     ("a.jsonl", b"[1]\n", FEATURES, "line 1, column 1: expected an object"),
     ("a.jsonl", b"{]\n", FEATURES, "line 1, column"),
-    ("a.jsonl", b'{"x": [1, 2]}\n', FEATURES, "line 1: 2 features; the run was trained on 3"),
+    ("a.jsonl", b'{"x": [1, 2]}\n', FEATURES, "line 1: 2 features, but the run was trained on 3"),
     ("a.jsonl", b'{"x": [1, 2, 3]}\n{"x": [1, 2]}\n', FEATURES, "line 2: 2 features"),
     ("a.jsonl", b'{"x": [1, 2, 3]}\n{"y": [1, 2, 3]}\n', FEATURES, "line 2, column '[xy]': the columns differ"),
     ("a.jsonl", b'{"x": [1, 2, "3"]}\n', FEATURES, "line 1, column 'x': '3' is not a number"),
@@ -284,7 +287,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.npz", npz(x=GOOD, ids=np.zeros(4, object)), IMAGE, "'ids' holds Python objects, which are never loaded"),
     ("a.npz", npz(x=GOOD, ids=np.zeros((4, 1), int)), IMAGE, "'ids' must be one-dimensional"),
     ("a.npz", npz(x=GOOD[:, :5]), IMAGE, r"examples of shape \(1, 5, 8\)"),
-    ("a.npz", npz(x=GOOD), FEATURES, r"examples of shape \(1, 8, 8\); the run was trained on \(3,\)"),
+    ("a.npz", npz(x=GOOD), FEATURES, r"examples of shape \(1, 8, 8\), but the run was trained on \(3,\)"),
     ("a.npz", npz(x=GOOD[0, 0]), IMAGE, "neither features"),
     ("a.npz", npz(x=GOOD[:0]), IMAGE, "no examples"),
     ("a.npz", npz(x=np.array([["a", "b"]])), IMAGE, "expected numbers"),
@@ -329,7 +332,7 @@ def test_features_and_images_in_mat_files(tmp_path, monkeypatch):
     io.savemat(tmp_path / "nan.mat", {"data": bad})
     io.savemat(tmp_path / "other.mat", {"features": x})
     for name, shape, said in (
-        ("new.mat", (4,), r"examples of shape \(3,\); the run was trained on \(4,\)"),
+        ("new.mat", (4,), r"examples of shape \(3,\), but the run was trained on \(4,\)"),
         ("nan.mat", FEATURES, "NaN in row 5, column 1"),
         ("other.mat", FEATURES, "expected PALM's 'data' or SVHN's 'X' and 'y'; found features"),
     ):

@@ -86,6 +86,6 @@ def search_suite(
 
     suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)
     if suite.search is None:
-        raise UserError(f"{suite.place} has no search")
+        raise UserError(f"{suite.place} has no search; run it with run_suite")
     options = Options(out, device, jobs)
     return run_search(suite, options, find_executor(on), data_dir, settings, oracle, quiet)

@@ -96,7 +96,7 @@ def bench_command(
             echo(line)
         return found.best is not None
     if oracle:
-        raise UserError("--oracle works only with suites that have a search")
+        raise UserError("--oracle works only with suites that have a search; leave it out")
     if only_list:
         for line in list_lines(expand(suite, seeds, data_dir, settings, only), out):
             echo(line)

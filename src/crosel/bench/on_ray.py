@@ -184,7 +184,7 @@ def cluster() -> Iterator[Any]:
     try:
         ray.init(log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"--on ray: no connection to the cluster ({error})") from None
+        raise UserError(f"--on ray: no connection to the cluster ({error}); check RAY_ADDRESS") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray puts one in its place that ends us at once

@@ -103,7 +103,7 @@ def prepare(plan: Cell, folder: Path, search: Search, oracle: bool) -> Dataset:
         config = plan.config
         data = draw_candidates(load_data(config), config.candidates, config.seed)
         if oracle and data.y is None:
-            raise UserError("--oracle: this data has no true labels to judge trials by")
+            raise UserError("--oracle: this data has no true labels to judge trials by; leave it out")
         train, held_out = split(data, search.held_out, search.seed)
         write_npz(replace(train, y=None, x_test=None, y_test=None), folder / TRAIN)
         write_npz(replace(held_out, x_test=None, y_test=None, y=held_out.y if oracle else None), folder / HELD_OUT)
@@ -114,7 +114,7 @@ def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """Hold out a share of the examples, sets included."""
     train, held_out = random_split(data.n, share, seed)
     if len(train) < 2 or not len(held_out):
-        raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves one side empty")
+        raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves one side empty; change the share")
     return only_rows(data, train), only_rows(data, held_out)
 
 

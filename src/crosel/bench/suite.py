@@ -158,7 +158,7 @@ def expand(
     for name in wanted:
         twin = runs.setdefault(cells[name].config.model_dump_json(), name)
         if twin != name:
-            raise UserError(f"{suite.place}: {twin} and {name} are the same run{_overridden(extra)}")
+            raise UserError(f"{suite.place}: {twin} and {name} are the same run; {_remedy(extra)}")
     return [cells[name] for name in wanted]
 
 
@@ -219,8 +219,10 @@ def _cell(
     return Cell(name, tuple(arguments), config)
 
 
-def _overridden(extra: Sequence[str]) -> str:
-    return f"; --set {extra[0]} overrides what the suite varies" if len(extra) == 1 else ""
+def _remedy(extra: Sequence[str]) -> str:
+    if len(extra) == 1:
+        return f"--set {extra[0]} overrides what the suite varies, so leave it out"
+    return "leave one of them out"
 
 
 def cell_name(source: str, rule: str | None, method: str, labels: Iterable[str], seed: int) -> str:

@@ -48,14 +48,17 @@ def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[
     other = _with_columns_of(session, other, source)
     if other.shape != session.data.shape:
         raise UserError(
-            f"{source} has examples of shape {other.shape}, but the run was trained on {session.data.shape}"
+            f"{source} has examples of shape {other.shape}, but the run was trained on {session.data.shape}; "
+            "give examples of that shape"
         )
     if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
         ours, theirs = (", ".join(d.classes[:8]) for d in (session.data, other))
-        raise UserError(f"{source} has classes {theirs}, …; but the run has {ours}, …")
+        raise UserError(
+            f"{source} has classes {theirs}, …, but the run has {ours}, …; give the same classes in the same order"
+        )
     x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
     if x is None or y is None:
-        raise UserError(f"{source} has no true labels (y) to compare with")
+        raise UserError(f"{source} has no true labels (y) to compare with; to get labels for it, use crosel predict")
     tell_of_dark(session, int(x.max()), source, tell)
     return x, y
 

@@ -73,11 +73,11 @@ def apply_annotation_rule(rule: Rule, votes: ArrayLike | None, scores: ArrayLike
     v = rule.values
     if rule.name in ("union", "votes"):
         if votes is None:
-            raise UserError(f"rule '{rule}' needs votes, which this data does not have")
+            raise UserError(f"rule '{rule}' needs votes, which this data does not have; choose another rule")
         return at_least(votes, int(v.get("min", 1)))
     table = scores if scores is not None else votes
     if table is None:
-        raise UserError(f"rule '{rule}' needs scores or votes, which this data does not have")
+        raise UserError(f"rule '{rule}' needs scores or votes, which this data does not have; choose another rule")
     return top_m(table, int(v["m"])) if rule.name == "top-m" else top_p(table, v["p"], v["temperature"])
 
 
@@ -141,7 +141,10 @@ def draw_candidates(data: Dataset, rule: str | None, seed: int) -> Dataset:
     if parsed.name in FROM_ANNOTATION:
         return _from_annotation(data, parsed)
     if data.y is None:
-        raise UserError(f"rule '{rule}' draws sets for plain labels, which this data does not have")
+        raise UserError(
+            f"rule '{rule}' draws sets for plain labels, which this data does not have; leave it out, or choose "
+            f"from {', '.join(FROM_ANNOTATION)}"
+        )
     sets = apply_rule(parsed, data.y, len(data.classes), seed, data.groups, data.scores)
     return replace(data, candidates=sets)
 

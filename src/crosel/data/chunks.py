@@ -62,7 +62,10 @@ class Form:
     def images(self, path: Path) -> DataSettings:
         """Settings that decode images to the run's own size and mode."""
         if not self.is_image:
-            raise UserError(f"{path}: the run was trained on {self.shape[0]} features per example, not on images")
+            raise UserError(
+                f"{path}: the run was trained on {self.shape[0]} features per example, not on images; "
+                "give csv, jsonl or npz"
+            )
         channels, height, width = self.shape
         if height != width or channels not in (1, 3):
             raise UserError(
@@ -73,16 +76,22 @@ class Form:
 
     def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
         if shape != self.shape:
-            raise UserError(f"{path}: examples of shape {shape}; the run was trained on {self.shape}")
+            raise UserError(
+                f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give such examples"
+            )
 
     def order(self, there: Sequence[str], place: str) -> list[int]:
         return columns_of_training(self.columns, there, place, self.say)
 
     def check_width(self, width: int, place: str) -> None:
         if self.is_image:
-            raise UserError(f"{place}: there is no column 'path', and the run was trained on images")
+            raise UserError(
+                f"{place}: there is no column 'path', and the run was trained on images; name them in such a column"
+            )
         if width != self.shape[0]:
-            raise UserError(f"{place}: {width} features; the run was trained on {self.shape[0]}")
+            raise UserError(
+                f"{place}: {width} features, but the run was trained on {self.shape[0]}; give the same ones"
+            )
 
 
 def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], place: str, say: Say) -> list[int]:
@@ -102,7 +111,7 @@ def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], pla
         return list(range(len(there)))
     missing = [name for name, key in zip(trained, wanted, strict=True) if key not in found]
     if missing:
-        raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on")
+        raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on; add it")
     return [found.index(key) for key in wanted]
 
 
@@ -195,7 +204,7 @@ def _folder(path: Path, form: Form) -> Iterator[Chunk]:
     form.images(path)  # refuses before the folder is walked through
     images = list_images(path)
     if not images:
-        raise UserError(f"{path}: there are no images in this folder")
+        raise UserError(f"{path}: there are no images in this folder; their names must end in .jpg, .png or the like")
     yield from _images(((image.relative_to(path).as_posix(), image, str(path)) for image in images), form, path)
 
 
@@ -264,7 +273,9 @@ def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form
     """The wanted numbers of a row with the features of the first one, in any order; each is a number or a list."""
     odd = set(_feature_names(row)).symmetric_difference(names)
     if odd:
-        raise UserError(f"{place}, column {shown(min(odd))}: the columns differ from those of the first row")
+        raise UserError(
+            f"{place}, column {shown(min(odd))}: the columns differ from those of the first row; give all rows the same"
+        )
     out: list[float] = []
     for key in wanted:
         for cell in row[key] if isinstance(row[key], list) else [row[key]]:
@@ -286,7 +297,7 @@ def _mat(path: Path, form: Form) -> Iterator[Chunk]:
 def _npz(path: Path, form: Form) -> Iterator[Chunk]:
     with open_archive(path, "x") as (archive, members):
         if "x" not in archive.files:
-            raise UserError(f"{path}: the array 'x' is missing")
+            raise UserError(f"{path}: the array 'x' is missing; save the inputs under this name")
         ids = as_names(read_array(archive, "ids", path), "ids", path) if "ids" in archive.files else None
         yield from _npz_chunks(_StoredArray(path, members), ids, form)
 
@@ -346,7 +357,7 @@ def _npz_chunks(stored: _StoredArray, ids: list[str] | None, form: Form) -> Iter
     form.check_shape(stored.checked_shape(), path)
     n = stored.shape[0]
     if ids is not None and len(ids) != n:
-        raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids")
+        raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids; give one for each")
     scale = _scale_of_all(stored, form, place) if form.is_image and stored.dtype != np.uint8 else None
     for start, x in stored.parts(form.rows):
         names = ids[start : start + len(x)] if ids is not None else [str(start + row) for row in range(len(x))]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from crosel.data.dataset import Dataset, as_labels, make_dataset
-from crosel.data.pickles import read_pickle
+from crosel.data.pickles import GET_AGAIN, read_pickle
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
 
@@ -19,7 +19,7 @@ def _read(folder: Path, files: Sequence[str], label: str) -> tuple[Any, Any, lis
     for name, part in zip(files, parts, strict=True):
         data = part.get("data")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3072,) or label not in part:
-            raise UserError(f"{folder / name}: no images ('data') or labels ('{label}'), unlike the published file")
+            raise UserError(f"{folder / name}: no images ('data') or labels ('{label}'); {GET_AGAIN}")
     images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = [_labels(part, label, folder / name) for name, part in zip(files, parts, strict=True)]
     return images, np.concatenate(labels), parts
@@ -29,9 +29,7 @@ def _labels(part: dict[str, Any], key: str, place: Path) -> Any:
     """One whole number for each image; `as_labels` sees to it, later, that it is one of the classes."""
     labels = part[key]
     if not isinstance(labels, list) or len(labels) != len(part["data"]) or not all(type(y) is int for y in labels):
-        raise UserError(
-            f"{place}: '{key}' is not a list with one whole number for each image, unlike in the published file"
-        )
+        raise UserError(f"{place}: '{key}' is not a list with one whole number for each image; {GET_AGAIN}")
     return as_labels(labels, 2**31, f"{place}: {key}")
 
 
@@ -42,7 +40,7 @@ def _names(folder: Path, file: str, key: str) -> list[str]:
             return [label_name(bytes.decode(name)) for name in names]
     except (TypeError, ValueError):
         pass
-    raise UserError(f"{folder / file}: no class names ('{key}'), unlike the published file")
+    raise UserError(f"{folder / file}: no class names ('{key}'); {GET_AGAIN}")
 
 
 def read_cifar10(folder: Path) -> Dataset:
@@ -69,7 +67,7 @@ def read_cifar100(folder: Path, coarse: bool = False) -> Dataset:
 def _superclasses(folder: Path, part: dict[str, Any]) -> tuple[int, ...]:
     place = folder / "train"
     if "coarse_labels" not in part:
-        raise UserError(f"{place}: no 'coarse_labels', unlike the published file")
+        raise UserError(f"{place}: no 'coarse_labels'; {GET_AGAIN}")
     fine, coarse = (_labels(part, key, place) for key in ("fine_labels", "coarse_labels"))
     groups = np.zeros(100, dtype=int)
     groups[as_labels(fine, 100, f"{place}: fine_labels")] = as_labels(coarse, 20, f"{place}: coarse_labels")

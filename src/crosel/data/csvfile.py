@@ -97,7 +97,10 @@ def _labels(cell: str, separator: str) -> Sequence[str]:
 def _named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> list[int]:
     for name in names:
         if name not in header:
-            raise UserError(f"{path}, line 1: there is no column {shown(name)} of votes{did_you_mean(name, header)}")
+            raise UserError(
+                f"{path}, line 1: there is no column {shown(name)} of votes{did_you_mean(name, header)}; "
+                "change data.annotators"
+            )
     return [header.index(name) for name in names]
 
 

@@ -193,7 +193,7 @@ def make_dataset(
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise UserError(f"{place}: classes: {twice!r} appears twice")
+        raise UserError(f"{place}: classes: {twice!r} appears twice; name each class once")
     if sets is not None and sets.shape[1] != len(names):
         raise UserError(f"{place}: candidates has {sets.shape[1]} columns for {len(names)} classes")
     truth = None if y is None else as_labels(y, len(names), f"{place}: y")
@@ -249,10 +249,14 @@ def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
             "instead, add --set data.own_test=false"
         )
     if data.y is None:
-        raise UserError("setting 'data.test_share': a test set needs true labels, which this data does not have")
+        raise UserError(
+            "setting 'data.test_share': a test set needs true labels, which this data does not have; leave it out"
+        )
     train, test = random_split(data.n, share, seed)
     if not len(train) or not len(test):
-        raise UserError(f"setting 'data.test_share': {share:g} of {data.n} examples leaves one side empty")
+        raise UserError(
+            f"setting 'data.test_share': {share:g} of {data.n} examples leaves one side empty; change the share"
+        )
     return replace(only_rows(data, train), x_test=data.x[test], y_test=data.y[test])
 
 

@@ -168,7 +168,7 @@ def _only_us(stream: IO[bytes], part: Path) -> Iterator[None]:
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"{part}: another process is downloading this; wait for it") from None
+        raise UserError(f"{part}: another process is downloading this; wait for it, or choose another folder") from None
     except OSError:  # a file system without locks: go on without
         pass
     yield
@@ -221,7 +221,9 @@ def _position(response: Any) -> tuple[int, int | None]:
 
 def _copy(response: Any, stream: IO[bytes], have: int, total: int | None, path: Path, progress: OnBytes | None) -> None:
     if total is not None and total > _MAX_FILE:
-        raise UserError(f"{response.url}: {total:,} bytes, more than any of these files; nothing was kept")
+        raise UserError(
+            f"{response.url}: {total:,} bytes, more than any of these files; nothing was kept. Try a mirror ({MIRROR})"
+        )
     while True:
         try:
             block = response.read1(_BLOCK)  # what has come: `read` would lose it when the rest does not
@@ -232,7 +234,7 @@ def _copy(response: Any, stream: IO[bytes], have: int, total: int | None, path: 
         have += len(block)
         if have > _MAX_FILE:
             _start_again(stream)
-            raise UserError(f"{response.url}: the download does not end; nothing was kept")
+            raise UserError(f"{response.url}: the download does not end; nothing was kept. Try a mirror ({MIRROR})")
         stream.write(block)
         if progress is not None:
             progress(path.name, have, total)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from crosel.data.dataset import Array, Dataset, only_rows
-from crosel.data.images import SUFFIXES, bad_inputs_note, read_usable_images
+from crosel.data.images import OR_SKIP, SUFFIXES, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
 from crosel.errors import UserError
@@ -50,7 +50,9 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
     if path.is_dir():
         images = list_images(path)
         if not images:
-            raise UserError(f"{path}: there are no images in this folder")
+            raise UserError(
+                f"{path}: there are no images in this folder; their names must end in .jpg, .png or the like"
+            )
         x, bad = read_usable_images(images, settings, None, path, progress)
         good = [row for row in range(len(images)) if row not in bad]
         ids = tuple(images[row].relative_to(path).as_posix() for row in good)
@@ -87,7 +89,10 @@ def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | Non
         return Inputs(x, tuple(ids), None if labels is None else tuple(labels), columns=table.feature_names)
     for row in test:
         if cells[row] is None:
-            raise UserError(f"{table.place(int(row), 'label')}: a test row needs its true label")
+            raise UserError(
+                f"{table.place(int(row), 'label')}: a test row needs its true label; "
+                "fill it in, or make it a training row"
+            )
     return Inputs(
         x[train], tuple(ids[row] for row in train), None if labels is None else tuple(labels),
         x[test], tuple(str(cells[row]) for row in test), table.feature_names,
@@ -139,7 +144,8 @@ def _joined(
     inputs = read_inputs(path, settings, progress)
     index = {name: row for row, name in enumerate(inputs.ids)}
     if len(index) != len(inputs.ids):
-        raise UserError(f"{path}: an id appears twice, so inputs cannot be joined by id")
+        twice, _ = Counter(inputs.ids).most_common(1)[0]
+        raise UserError(f"{path}: id {shown(twice)} appears twice, so inputs cannot be joined by id; rename one")
     if path.is_dir():  # images may be known without their ending, where that is clear
         stems = [os.path.splitext(name)[0] for name in inputs.ids]
         times = Counter(stems)
@@ -149,8 +155,10 @@ def _joined(
     for at, name in enumerate(names):
         if name not in index:
             bad[at] = f"{place(at)}: {path} has no inputs for id {shown(name)}"
-            if not settings.skip_bad or len(bad) == len(names):
-                raise UserError(next(iter(bad.values())))
+            if not settings.skip_bad:
+                raise UserError(bad[at] + OR_SKIP)
+            if len(bad) == len(names):
+                raise UserError(bad[0])
         rows.append(index.get(name, 0))  # a bad one is left out in the end
     chosen = np.array(rows, dtype=np.int64)
     labels = None if inputs.labels is None else tuple(inputs.labels[row] for row in rows)

@@ -41,7 +41,10 @@ def _features(row: dict[str, Any], names: list[str], width: int, place: str) -> 
         except ValueError as error:
             raise UserError(f"{place}, column {shown(name)}: {error}") from None
     if width not in (-1, len(out)):
-        raise UserError(f"{place}, column {shown(names[0])}: {len(out)} numbers, where the first row has {width}")
+        raise UserError(
+            f"{place}, column {shown(names[0])}: {len(out)} numbers, where the first row has {width}; "
+            "give all rows the same"
+        )
     return out
 
 
@@ -70,10 +73,12 @@ class _Layout:
         optional = {self.titles[meaning] for meaning in _OPTIONAL if meaning in self.titles}
         missing = [key for key in (*self.titles.values(), *self.features) if key not in row and key not in optional]
         if missing:
-            raise UserError(f"{place}, column {shown(missing[0])}: missing, but the first row has it")
+            raise UserError(
+                f"{place}, column {shown(missing[0])}: missing, but the first row has it; give all rows the same"
+            )
         late = [key for key in row if key not in self._known and key not in self.titles.values()]
         if late and "path" not in self.titles:
-            raise UserError(f"{place}, column {shown(late[0])}: not in the first row")
+            raise UserError(f"{place}, column {shown(late[0])}: not in the first row; give all rows the same")
 
 
 def open_jsonl(path: Path) -> Table:
@@ -112,5 +117,7 @@ def read_jsonl(path: Path, settings: DataSettings, progress: OnImages | None = N
     table = open_jsonl(path)
     votes = {"worker", "label"} <= table.columns.keys() and bool(table.columns.keys() & {"id", "path"})
     if not votes and not table.columns.keys() & {"candidates", "weight", "label"}:
-        raise UserError(f"{path}, line {table.lines[0]}: there is no 'candidates' and no 'label'")
+        raise UserError(
+            f"{path}, line {table.lines[0]}: there is no 'candidates' and no 'label'; add one of them to every row"
+        )
     return dataset_of(table, "votes" if votes and "candidates" not in table.columns else "table", settings, progress)

@@ -20,6 +20,8 @@ from crosel.data.votes import votes_dataset
 from crosel.errors import UserError
 from crosel.limits import shown
 
+EXPORT = "export the project as JSON, not JSON-MIN"
+
 
 def _image_text(value: str, root: Path) -> str:
     """Where Label Studio says an image is -> a path below the image root, where that is known."""
@@ -50,7 +52,7 @@ def _choices(annotation: dict[str, Any], place: str, wanted: str | None, fields:
     """The labels an annotator ticked, each once; `fields` gathers under which names of the labelling config."""
     results = annotation.get("result")
     if not isinstance(results, list):
-        raise UserError(f"{place}: an annotation has no list 'result'")
+        raise UserError(f"{place}: an annotation has no list 'result'; {EXPORT}")
     names: list[str] = []
     for result in results:
         value = result.get("value") if isinstance(result, dict) else None
@@ -58,7 +60,7 @@ def _choices(annotation: dict[str, Any], place: str, wanted: str | None, fields:
         if choices is None:  # another kind of answer, such as a rectangle or a rating
             continue
         if not isinstance(choices, list):
-            raise UserError(f"{place}: 'choices' is not a list")
+            raise UserError(f"{place}: 'choices' is not a list; {EXPORT}")
         field = str(result.get("from_name", ""))
         fields.add(field)
         if wanted is not None and field != wanted:
@@ -91,14 +93,16 @@ def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
         data = task.get("data") if isinstance(task, dict) else None
         if not isinstance(annotations, list) or not isinstance(data, dict):
             own = isinstance(task, dict) and not {"candidates", "label"}.isdisjoint(task)
-            remedy = "put your own rows in a .jsonl file, one per line" if own else "export as JSON, not JSON-MIN"
+            remedy = "put your own rows in a .jsonl file, one per line" if own else EXPORT
             raise UserError(f"{place}: expected an object with 'data' and 'annotations'; {remedy}")
         try:
             name = label_name(task.get("id", number))
         except ValueError as error:
             raise UserError(f"{place}: id: {error}") from None
         if name in seen:
-            raise UserError(f"{place}: id {shown(name)} was already given to task {seen[name]}")
+            raise UserError(
+                f"{place}: id {shown(name)} was already given to task {seen[name]}; remove one of the tasks"
+            )
         seen[name] = number
         ticked = _ticked(annotations, place, settings.choices, found)
         if not ticked:
@@ -119,7 +123,7 @@ def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Task
     out: list[str] = []
     for annotation in annotations:
         if not isinstance(annotation, dict):
-            raise UserError(f"{place}: an annotation is not an object")
+            raise UserError(f"{place}: an annotation is not an object; {EXPORT}")
         if annotation.get("was_cancelled") or annotation.get("skipped"):
             found.left_out["skipped or cancelled annotations"] += 1
             continue
@@ -133,7 +137,7 @@ def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Task
 def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     tasks = read_json(path)
     if not isinstance(tasks, list) or not tasks:
-        raise UserError(f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks")
+        raise UserError(f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks; {EXPORT}")
     found = _read_tasks(tasks, path, settings)
     if len(found.fields) > 1 and settings.choices is None:
         first, *others = sorted(found.fields)
@@ -143,7 +147,7 @@ def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | N
         )
     if not found.names:
         under = f" with the name {shown(settings.choices)}" if settings.choices is not None else ""
-        raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}")
+        raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}; label some of them first")
     root = image_root(settings, path)
     images = [_image_text(image or "", root) for image in found.images]
     inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)

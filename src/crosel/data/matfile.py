@@ -33,24 +33,24 @@ def _variables(path: Path) -> dict[str, tuple[int, ...]]:
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # a damaged file raises nearly anything
-        raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)})") from None
+        raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)}); save it again with -v7") from None
 
 
 def _read(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     for name in names:
         if min(shapes[name], default=0) < 0:
-            raise UserError(f"{path}: '{name}' has the shape {shapes[name]}")
+            raise UserError(f"{path}: '{name}' has the shape {shapes[name]}; save it again with -v7")
         # Sparse tables are dense in the end: a byte a cell. 8 bytes are MATLAB's numbers.
         check_bytes(math.prod(shapes[name]) * (8 if name == "data" else 1), f"'{name}'", path)
     try:
         found: dict[str, Any] = _scipy_io().loadmat(str(path), variable_names=names)
     except Exception as error:
-        raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)})") from None
+        raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)}); save it again with -v7") from None
     for name in names:
         value = found.get(name)
         kind = getattr(value, "dtype", None)
         if kind is None or not (np.issubdtype(kind, np.number) or np.issubdtype(kind, np.bool_)):
-            raise UserError(f"{path}: '{name}' is not a table of numbers")
+            raise UserError(f"{path}: '{name}' is not a table of numbers; save it as one")
     return found
 
 
@@ -117,7 +117,10 @@ def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
     if "target" in found:
         target = _one_hot(found["target"], len(x), path, "target")
         if target.shape != sets.shape:
-            raise UserError(f"{path}: 'target' has {target.shape[1]} classes, 'partial_target' {sets.shape[1]}")
+            raise UserError(
+                f"{path}: 'target' has {target.shape[1]} classes, 'partial_target' {sets.shape[1]}; "
+                "save both with all classes"
+            )
         if (target.sum(axis=1) == 1).all():
             y = target.argmax(axis=1)
         else:

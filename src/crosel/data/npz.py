@@ -21,6 +21,7 @@ from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, one_line
 
+_SAVE_X = "; save the inputs under this name"
 FIELDS = (
     "x", "candidates", "y", "x_test", "y_test", "classes", "ids", "votes", "scores", "weights", "groups", "mean", "std",
     "flips", "columns",
@@ -60,7 +61,7 @@ def open_archive(path: Path, wanted: str) -> Iterator[tuple[Any, zipfile.ZipFile
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-        raise UserError(f"{path}: not a readable npz file ({one_line(error)})") from None
+        raise UserError(f"{path}: not a readable npz file ({one_line(error)}); write it again with np.savez") from None
 
 
 def read_array(archive: Any, name: str, path: Path) -> Any:
@@ -161,7 +162,7 @@ def _with_inputs(
     raw = arrays.get("votes", arrays.get("scores"))
     if raw is None or settings is None or settings.inputs is None:
         where = "; give the file with the inputs: --set data.inputs=FILE" if raw is not None else ""
-        raise UserError(f"{path}: the array 'x' is missing{where}")
+        raise UserError(f"{path}: the array 'x' is missing{where or _SAVE_X}")
     if raw.ndim != 2:
         raise UserError(f"{path}: votes and scores must be tables [n, k], not of shape {raw.shape}")
     names = ids or [str(row) for row in range(len(raw))]
@@ -185,13 +186,13 @@ def read_npz_inputs(path: Path) -> Inputs:
     """x with its ids; labels as names where both y and the classes are there."""
     arrays = read_arrays(path)
     if "x" not in arrays:
-        raise UserError(f"{path}: the array 'x' is missing")
+        raise UserError(f"{path}: the array 'x' is missing{_SAVE_X}")
     classes, ids = _names(arrays, "classes", path), _names(arrays, "ids", path)
     classes = _numbered(arrays, classes, path)
     x = arrays["x"]
     n = len(x) if x.ndim else 0
     if ids is not None and len(ids) != n:
-        raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids")
+        raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids; give one for each")
 
     def labels(name: str, count: int) -> tuple[str, ...] | None:
         if name not in arrays:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from crosel.errors import UserError
 from crosel.limits import check_bytes, check_plain, one_line, shown
 
+GET_AGAIN = "remove the folder and get the published files again: crosel data get"
+
 
 class _Array:
     """Stands for an array of bytes. Numpy's own would take a size or a type from the file, and trust it."""
@@ -76,6 +78,6 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; the published folder is not complete") from None
+        raise UserError(f"{path}: no such file; {GET_AGAIN}") from None
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise UserError(f"{path}: not a CIFAR file ({one_line(error)})") from None
+        raise UserError(f"{path}: not a CIFAR file ({one_line(error)}); {GET_AGAIN}") from None

@@ -17,7 +17,7 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
     if settings.skip_bad:
         table = without_repeated(table, notes)
     if table.features is None:
-        raise UserError(f"{table.path}, line 1: there is no column of scores")
+        raise UserError(f"{table.path}, line 1: there is no column of scores; add one for each class")
     scores, classes = table.features, tuple(table.names)
     if settings.classes is not None:  # their order, not the file's
         missing = [name for name in settings.classes if name not in classes]

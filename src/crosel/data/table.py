@@ -132,7 +132,8 @@ def check_ids(table: Table, meaning: str = "id") -> list[str]:
     for row, name in enumerate(ids):
         if name in seen:
             raise UserError(
-                f"{table.place(row, meaning)}: id {shown(name)} was already given in line {table.lines[seen[name]]}"
+                f"{table.place(row, meaning)}: id {shown(name)} was already given in line {table.lines[seen[name]]}; "
+                "give each row its own"
             )
         seen[name] = row
     return ids
@@ -203,7 +204,7 @@ def split_rows(table: Table) -> tuple[Array, Array]:
         return np.arange(table.n), np.arange(0)
     test = np.array(table.parsed("split", _split), dtype=bool)
     if test.all():
-        raise UserError(f"{table.path}: all rows are for testing; there is nothing to train on")
+        raise UserError(f"{table.path}: all rows are for testing; leave some for training (train in column 'split')")
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
@@ -236,10 +237,13 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
         row = next((int(row) for row in train if labels[row] is None), 0)
-        raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'")
+        raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'; add one of them")
     for row in test:
         if labels[row] is None:
-            raise UserError(f"{table.place(int(row), 'label')}: a test row needs its true label")
+            raise UserError(
+                f"{table.place(int(row), 'label')}: a test row needs its true label; "
+                "fill it in, or make it a training row"
+            )
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)
     vocabulary = Vocabulary(found, settings.classes)

@@ -54,7 +54,9 @@ class CsvFile:
         seen: dict[str, int] = {}
         for column, name in enumerate(self.header, 1):
             if name and name in seen:
-                raise UserError(f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}")
+                raise UserError(
+                    f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}; rename one"
+                )
             seen[name] = column
 
     def _again(self, first: str) -> Iterator[str]:
@@ -78,7 +80,10 @@ class CsvFile:
                 if not row:  # a blank line
                     continue
                 at = min(len(row), width) + (len(row) > width)
-                raise UserError(f"{self.path}, line {line}, column {at}: {len(row)} cells for {width} columns")
+                remedy = "fill in the rest" if len(row) < width else "put a cell that contains the separator in quotes"
+                raise UserError(
+                    f"{self.path}, line {line}, column {at}: {len(row)} cells for {width} columns; {remedy}"
+                )
             yield line, row
 
 

@@ -137,7 +137,9 @@ def _bottom_up(path: Path, children: dict[str, dict[str, None]], seen_at: dict[s
             elif state.get(child) == 1:
                 way = [entry for entry, _ in stack]
                 circle = " > ".join([*way[way.index(child) :][:5], child])
-                raise UserError(f"{_place(path, seen_at[child])}: {shown(child)} is below itself ({circle})")
+                raise UserError(
+                    f"{_place(path, seen_at[child])}: {shown(child)} is below itself ({circle}); remove one of these"
+                )
             elif child not in state:
                 state[child] = 1
                 stack.append((child, iter(children[child])))
@@ -148,11 +150,13 @@ def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
     """Replace classes by the leaves below them. Labels that are coarse become sets; true labels are leaves."""
     k = len(tree.leaves)
     if data.scores is not None and data.candidates is None:
-        raise UserError("rule 'tree' works on candidates, votes or labels, not on scores")
+        raise UserError(
+            "rule 'tree' works on candidates, votes or labels, not on scores; choose another rule, such as top-p:p=0.9"
+        )
     unknown = [name for name in data.classes if name not in tree.below]
     if unknown:
         near = did_you_mean(unknown[0], tree.below)
-        raise UserError(f"{tree.place}: class {shown(unknown[0])} of the data is not in the tree{near}")
+        raise UserError(f"{tree.place}: class {shown(unknown[0])} of the data is not in the tree{near}; add it")
     check_cells(data.n, k, 1 if data.weights is None else 5, tree.place)
     table = np.zeros((len(data.classes), k), dtype=bool)
     for row, name in enumerate(data.classes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -119,7 +120,8 @@ class Vocabulary:
 
     def __init__(self, found: Iterable[str], given: Sequence[str] | None = None) -> None:
         if given is not None and len(set(given)) != len(given):
-            raise UserError("setting 'data.classes': a class is named twice")
+            twice, _ = Counter(given).most_common(1)[0]
+            raise UserError(f"setting 'data.classes': {shown(twice)} appears twice; name each class once")
         self.classes = tuple(given) if given is not None else tuple(sorted(set(found), key=_order))
         self._index = {name: i for i, name in enumerate(self.classes)}
 

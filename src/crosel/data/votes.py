@@ -15,7 +15,7 @@ import numpy as np
 
 from crosel.data.csvfile import ANNOTATOR, NAME_THEM
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.data.images import SUFFIXES
+from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import Table, image_root, index_of, optional_labels, own_ids, without_repeated
@@ -63,7 +63,8 @@ def votes_dataset(
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     key = "id" if "id" in table.columns else "path"
-    missing = [meaning for meaning in (key, "worker", "label") if meaning not in table.columns]
+    wanted = {"task": key, "worker": "worker", "label": "label"}
+    missing = [name for name, meaning in wanted.items() if meaning not in table.columns]
     if missing:
         raise UserError(
             f"{table.path}, line 1: votes need the columns task, worker and label; {missing[0]!r} is missing"
@@ -87,7 +88,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             if vote in seen:
                 what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
                 raise UserError(
-                    f"{table.place(row, 'label')}: {what} was already given in line {table.lines[seen[vote]]}"
+                    f"{table.place(row, 'label')}: {what} was already given in line {table.lines[seen[vote]]}{OR_SKIP}"
                 )
             seen[vote] = row
             votes.append((example[task], label, row, "label"))
@@ -99,7 +100,10 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         if other.any():
             row = int(np.flatnonzero(other)[0])
             line = table.lines[first[tasks[row]]]
-            raise UserError(f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}")
+            raise UserError(
+                f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}; "
+                "a task must have the same in all its rows"
+            )
     cells = [table.columns["path"][row] for row in rows] if "path" in table.columns else None
     inputs = join_inputs(
         list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
@@ -112,7 +116,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
 
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if not table.texts:
-        raise UserError(f"{table.path}, line 1: there is no column of votes")
+        raise UserError(f"{table.path}, line 1: there is no column of votes; add one for each annotator")
     notes: list[str] = []
     if settings.skip_bad:
         table = without_repeated(table, notes)

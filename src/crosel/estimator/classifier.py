@@ -313,7 +313,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         kinds: list[type[Any]] = [cls, PartialLabelClassifier, CroSelClassifier]
         kind = next((k for k in kinds if k.__name__ == header.get("class")), None)
         if kind is None or not issubclass(kind, cls):
-            raise UserError(f"{path}: holds a {header.get('class')}, not a {cls.__name__}")
+            raise UserError(f"{path}: holds a {header.get('class')}, not a {cls.__name__}; load it with that class")
         try:
             params = dict(header["params"])
             if params["classes"] is not None:
@@ -331,7 +331,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             if header["feature_names"]:
                 self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise UserError(f"{path}: damaged, or made by another version of crosel ({error})") from None
+            raise UserError(
+                f"{path}: damaged, or made by another version of crosel ({error}); fit and save it again"
+            ) from None
         self._model = model
         return self
 

@@ -161,13 +161,15 @@ def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, di
             header = json.loads((file.metadata() or {})["crosel"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         if header["format"] != FORMAT:
-            raise UserError(f"{path}: made by another version of crosel (format {header['format']})")
+            raise UserError(
+                f"{path}: made by another version of crosel (format {header['format']}); save it with this one"
+            )
         name = header["config"]["network"]["name"]
         model = FittedModel(header["config"], header["classes"], tuple(header["shape"]), header["pixels"], b"", network)
     except UserError:
         raise
     except Exception as error:  # safetensors, JSON and missing entries each have their own errors
-        raise UserError(f"{path}: not a saved crosel model, or damaged ({error})") from None
+        raise UserError(f"{path}: not a saved crosel model, or damaged ({error}); fit and save it again") from None
     if network is None and (name == OWN_NETWORK or ":" in name):
         raise UserError(f"{path}: its network is your own code; pass it: load(path, network=factory)")
     arrays = {name: t.numpy() for name, t in without_prefix("fitted", tensors).items()}

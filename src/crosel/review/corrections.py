@@ -55,7 +55,8 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
         foreign = replay(read_lines(path), decisions, rows.of_entry, data.classes).foreign
         if foreign:
             raise UserError(
-                f"{path}: line {foreign[0]}: this decision is not about this data (another id, row or label)"
+                f"{path}: line {foreign[0]}: this decision is not about this data (another id, row or label); "
+                "give the decisions of a run on this data"
             )
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
     if path.suffix == ".csv":
@@ -73,7 +74,9 @@ def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
             continue
         row = rows.find(name) if rows.find(name) is not None else rows.find(unguard(name))
         if row is None:
-            raise UserError(f"{place}: no example has the id {shown(name)}")
+            raise UserError(
+                f"{place}: no example has the id {shown(name)}; remove the line, or give the ids of the data"
+            )
         if row < 0:
             raise UserError(f"{place}: several examples have the id {shown(name)}; ids must be unique")
         j = number.get(label, number.get(unguard(label)))
@@ -95,7 +98,10 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise UserError(f"{path}: line 1: there is no column '{missing[0]}'; corrections need id and label")
             for entry in reader:
                 if entry["id"] is None or entry["label"] is None or None in entry:
-                    raise UserError(f"{path}: line {reader.line_num}: the number of cells differs from the first line")
+                    raise UserError(
+                        f"{path}: line {reader.line_num}: the number of cells differs from the first line; "
+                        "put cells with commas in quotes"
+                    )
                 yield reader.line_num, entry
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

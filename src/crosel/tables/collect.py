@@ -131,7 +131,9 @@ def read_run(path: Path) -> Run:
     try:
         seed, method, source = int(settings["seed"]), str(settings["method.name"]), str(settings["source"])
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{folder / 'config.yaml'}: seed, method.name or source is missing") from None
+        raise UserError(
+            f"{folder / 'config.yaml'}: seed, method.name or source is missing; restore the file, or leave this run out"
+        ) from None
     return Run(
         path,
         Path(source).name,
