@@ -108,8 +108,9 @@ def test_at_least_two_fills_up_singletons_and_nothing_else():
     assert stats.chisquare(added).pvalue > 1e-3
 
 
-def test_at_least_two_of_one_class_is_the_truth():
+def test_at_least_two_of_one_class_is_the_truth_and_of_two_classes_both():
     assert uniform(np.zeros(3, dtype=int), 1, 0.5, seed=0, at_least_two=True).tolist() == [[True]] * 3
+    assert uniform(np.array([0, 1, 0]), 2, 0.0, seed=0, at_least_two=True).all()
 
 
 # --- uniform sets (USS) -------------------------------------------------------------------------------------------
