@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -267,11 +269,14 @@ def network_factory(
 
 def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
     module_name, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
+        sys.path.append(here)  # last, so that a file here takes the place of no installed package
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(
-            f"network '{name}' cannot be imported ({error}); check the name, and that its folder is on PYTHONPATH"
+            f"network '{name}' cannot be imported ({error}); check the name, and that its file is in the working folder "
+            "or on PYTHONPATH"
         ) from None
     if not callable(factory):
         raise UserError(f"network '{name}' is not a function that builds a network; give MODULE:FUNCTION")

@@ -360,6 +360,24 @@ def test_own_factory_that_cannot_be_imported(name):
         network_factory(NetworkSettings(name=name), InputShape((5,)), 3, trust_code=True)
 
 
+def test_own_factory_in_the_working_folder(tmp_path, monkeypatch):
+    """The installed command has no working folder among its places to import from; installed modules come first."""
+    (tmp_path / "net_of_mine.py").write_text(
+        "from torch import nn\n\n\ndef make(classes, shape):\n    return nn.Linear(shape[0], classes)\n"
+    )
+    (tmp_path / "colorsys.py").write_text("raise AssertionError('it takes the place of an installed module')\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    settings = NetworkSettings(name="net_of_mine:make")
+    with pytest.raises(UserError, match=r"\(No module named 'net_of_mine'\); check the name, and that its file is in"):
+        network_factory(settings, InputShape((5,)), 3, trust_code=True)
+    monkeypatch.chdir(tmp_path)
+    assert network_factory(settings, InputShape((5,)), 3, trust_code=True)()(torch.zeros(2, 5)).shape == (2, 3)
+    with pytest.raises(UserError, match="cannot be imported .module 'colorsys' has no attribute 'make'"):
+        network_factory(NetworkSettings(name="colorsys:make"), InputShape((5,)), 3, trust_code=True)
+    monkeypatch.delitem(sys.modules, "net_of_mine")
+
+
 def test_own_factory_that_returns_no_module(user_module):
     factory = network_factory(NetworkSettings(name=f"{user_module}:nothing"), InputShape((5,)), 3, trust_code=True)
     with pytest.raises(UserError, match=r"returned NoneType, not a torch\.nn\.Module"):
