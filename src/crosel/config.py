@@ -160,21 +160,42 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
         name, equals, text = item.partition("=")
         if not equals or not name.strip():
             raise UserError(f"--set {item}: write NAME=VALUE, as in --set train.epochs=20")
-        try:
-            value = parse_yaml(text)
-        except yaml.YAMLError:
-            value = text
-        if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
-            with contextlib.suppress(ValueError):
-                value = float(value)
         *path, last = name.strip().split(".")
-        node = tree
+        value, node = _parse_value(text, _type_of([*path, last])), tree
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise UserError(f"--set {item}: '{part}' already has a value")
         node[last] = value
     return tree
+
+
+def _parse_value(text: str, wanted: Any) -> Any:
+    """YAML; but names and paths are text as written, whatever YAML would make of `no`, `010`, `2024` or `-`."""
+    if text.strip() in ("", "~", "null"):
+        return None
+    is_text = wanted in (str, str | None)
+    if is_text and text.strip()[0] not in "'\"":
+        return text
+    try:
+        value = parse_yaml(text, as_text=wanted == tuple[str, ...] | None)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str) and not is_text:  # YAML 1.1 reads 1e-4 as text
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _type_of(path: Iterable[str]) -> Any:
+    """What a setting is declared as; None for a method's own, which depend on the method, and for unknown ones."""
+    found: Any = RunConfig
+    for part in path:
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None
+        field = found.model_fields.get(part)
+        found = field.annotation if field else None
+    return found
 
 
 def presets() -> dict[str, Any]:
@@ -275,6 +296,8 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in ("tuple_type", "list_type"):
         message = "input should be a list in brackets, as in [1, 2]"
+    if first["type"] == "string_type":
+        message = "input should be text; put it in quotes"
     return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
 
 

@@ -275,8 +275,8 @@ def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(
-            f"network '{name}' cannot be imported ({error}); check the name, and that its file is in the working folder "
-            "or on PYTHONPATH"
+            f"network '{name}' cannot be imported ({error}); check the name, and that its file is in the working "
+            "folder or on PYTHONPATH"
         ) from None
     if not callable(factory):
         raise UserError(f"network '{name}' is not a function that builds a network; give MODULE:FUNCTION")

@@ -25,10 +25,16 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse_yaml(text: str) -> Any:
+class _TextLoader(_PlainLoader):
+    """Every value is text, as it is written: no, 010 and 1.0 are names."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by yaml)
+
+
+def parse_yaml(text: str, as_text: bool = False) -> Any:
     """Plain values from YAML that may come from a stranger; whatever is wrong with it is a YAMLError."""
     try:
-        return yaml.load(text, Loader=_PlainLoader)
+        return yaml.load(text, Loader=_TextLoader if as_text else _PlainLoader)
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
     except ValueError as error:  # a date or number that looks like one and is none

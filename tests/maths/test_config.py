@@ -127,6 +127,18 @@ def test_a_later_set_wins():
         ("network.name=wrn-28-2", ("network", "name"), "wrn-28-2"),
         (" train.epochs =9", ("train", "epochs"), 9),
         ("candidates=uniform:q=0.3", ("candidates",), "uniform:q=0.3"),
+        # Names and paths, as written:
+        ("data.classes=[0, 01, 1.0, no, 'a, b']", ("data", "classes"), ("0", "01", "1.0", "no", "a, b")),
+        ("data.annotators=[0, 1]", ("data", "annotators"), ("0", "1")),
+        ("data.classes=null", ("data", "classes"), None),
+        ("data.image_root=2024", ("data", "image_root"), "2024"),
+        ("data.image_root=1e3", ("data", "image_root"), "1e3"),
+        ("data.inputs=a: b #c", ("data", "inputs"), "a: b #c"),
+        ("data.inputs='2024'", ("data", "inputs"), "2024"),
+        ("data.inputs=null", ("data", "inputs"), None),
+        ("data.separator=-", ("data", "separator"), "-"),
+        ("data.separator=|", ("data", "separator"), "|"),
+        ('data.separator=" "', ("data", "separator"), " "),
     ],
 )
 def test_set_takes_yaml_values(text, path, expected):
@@ -400,6 +412,14 @@ def test_what_must_be_a_list_is_said_without_words_of_python():
             build(item)
         name, _, value = item.partition("=")
         assert line(caught) == f"setting '{name}': input should be a list in brackets, as in [1, 2] (given: {value})"
+
+
+def test_names_that_yaml_takes_for_something_else_need_quotes_in_a_file(file):
+    for text, name, given in [("[a, no]", "data.classes.1", "False"), ("[0, 1]", "data.classes.0", "0")]:
+        with pytest.raises(UserError) as caught:
+            build(file=file(f"data: {{classes: {text}}}"))
+        assert line(caught) == f"setting '{name}': input should be text; put it in quotes (given: {given})"
+    assert build(file=file("data: {classes: ['0', 'no']}")).data.classes == ("0", "no")
 
 
 def test_of_another_methods_settings_is_said_whose_they_are():

@@ -373,7 +373,7 @@ def test_own_factory_in_the_working_folder(tmp_path, monkeypatch):
         network_factory(settings, InputShape((5,)), 3, trust_code=True)
     monkeypatch.chdir(tmp_path)
     assert network_factory(settings, InputShape((5,)), 3, trust_code=True)()(torch.zeros(2, 5)).shape == (2, 3)
-    with pytest.raises(UserError, match="cannot be imported .module 'colorsys' has no attribute 'make'"):
+    with pytest.raises(UserError, match=r"cannot be imported \(module 'colorsys' has no attribute 'make'\)"):
         network_factory(NetworkSettings(name="colorsys:make"), InputShape((5,)), 3, trust_code=True)
     monkeypatch.delitem(sys.modules, "net_of_mine")
 
