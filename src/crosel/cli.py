@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -351,8 +352,21 @@ def info() -> None:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    sys.stderr.write(f"crosel: {text}\n")
+    with contextlib.suppress(OSError):  # nobody may be there to read it; the exit code tells as much
+        sys.stderr.write(f"crosel: {text}\n")
     raise SystemExit(code)
+
+
+def _open_closed_streams() -> None:
+    """Without stdout or stderr (`>&-`, some services), what is said goes nowhere, and no file gets their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
+
+
+def _give_up_stdout() -> None:
+    """Python must not try to flush again what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _hint(error: Any) -> str:
@@ -385,6 +399,7 @@ def main() -> None:
     """Run the command line with the exit codes of the product: 0, 2 for the user, 1 for us, 130 on Ctrl-C."""
     # typer brings its own click from some version on; its exceptions are reached through those it exports.
     usage_error = typer.BadParameter.__mro__[1]
+    _open_closed_streams()
     try:
         with _sigterm_as_ctrl_c():
             code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
@@ -401,8 +416,8 @@ def main() -> None:
         raise SystemExit(ended.code) from None
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)
-    except BrokenPipeError:  # whoever read our output has gone; Python must not try to flush it again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        _give_up_stdout()
         raise SystemExit(1) from None
     except Exception as error:
         if isinstance(error, usage_error):
@@ -410,4 +425,7 @@ def main() -> None:
             _fail(f"{message} ({_hint(error)})", 2)
         if isinstance(error, OSError) and error.filename and error.strerror:
             _fail(f"{error.filename}: {error.strerror[0].lower() + error.strerror[1:]}", 2)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # files say so with their name
+            _give_up_stdout()
+            _fail("the output cannot be written: no space left where it goes", 2)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -11,6 +12,11 @@ if TYPE_CHECKING:  # a download needs neither, nor torch
     from crosel.train import Row
 
 _CLEAR = "\r\033[K"  # back to the start of the line, and empty it
+
+
+def shows_live(stream: TextIO) -> bool:
+    """Whether a line can be taken back there: on a terminal, unless it calls itself dumb (an editor's, say)."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def percent(value: float) -> str:
@@ -40,31 +46,35 @@ def epoch_line(row: Row, epochs: int) -> str:
 
 
 class Console:
-    """A watcher of the loop that prints. `quiet` silences it."""
+    """A watcher of the loop that prints. `quiet` silences it, and so does a stream that takes nothing any more."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self.stream = stream or sys.stderr
         self.quiet = quiet
-        self.live = not quiet and self.stream.isatty()
+        self.live = not quiet and shows_live(self.stream)
         self._shown = 0.0
+
+    def _put(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # a log on a full disk, a reader that has gone: no reason to lose a run
+            self.quiet, self.live = True, False
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.stream.write((_CLEAR if self.live else "") + text + "\n")
-            self.stream.flush()
+            self._put((_CLEAR if self.live else "") + text + "\n")
 
     def close(self) -> None:
         """Take the live line away, so that what comes next starts on a line of its own."""
         if self.live:
-            self.stream.write(_CLEAR)
-            self.stream.flush()
+            self._put(_CLEAR)
 
     def show(self, text: str) -> None:
         """Put a text in the live line, at most ten times a second; nothing where there is no terminal."""
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
-            self.stream.write(_CLEAR + text)
-            self.stream.flush()
+            self._put(_CLEAR + text)
 
     def on_images(self, done: int, total: int) -> None:
         self.show(f"reading images {done}/{total}")

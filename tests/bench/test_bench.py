@@ -268,6 +268,7 @@ def screen(text: str) -> list[str]:
 
 def test_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
+    monkeypatch.setenv("TERM", "xterm")
     cells = expand(read_suite("digits-tiny"))
     stream, options = Terminal(), Options(tmp_path)
     board = Board(cells, options, stream)

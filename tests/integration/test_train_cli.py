@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import math
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -12,6 +15,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from _runs import ENVIRONMENT, arrays, checkpoints, metrics, tensors, tree
 from _support import TINY, CroselCli, TinyRun, small_arrays
 
 from crosel import __version__
+from crosel.console import Console
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {
@@ -440,16 +445,13 @@ def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: Cro
     assert "\r" not in result.err, "no live line where nobody watches"
 
 
-def test_live_line_on_a_terminal_is_taken_away(tiny_run: TinyRun, tmp_path: Path) -> None:
-    import io
-    from types import SimpleNamespace
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    from crosel.console import Console
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+def test_live_line_on_a_terminal_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     console = Console(stream)
     session: Any = SimpleNamespace(config=SimpleNamespace(train=SimpleNamespace(epochs=9)), steps=20)
@@ -465,6 +467,34 @@ def test_live_line_on_a_terminal_is_taken_away(tiny_run: TinyRun, tmp_path: Path
     quiet.say("nothing")
     quiet.close()
     assert silent.getvalue() == ""
+
+
+def test_plain_lines_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    console = Console(stream)
+    console.show("live")
+    console.say("a whole line")
+    console.close()
+    assert stream.getvalue() == "a whole line\n"
+
+
+def test_a_stream_that_takes_nothing_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is on a full disk, or whoever read it has gone."""
+
+    class Full(Terminal):
+        def write(self, text: str) -> int:
+            tries.append(text)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    tries: list[str] = []
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(Full())
+    for _ in range(3):
+        console.show("live")
+        console.say("a whole line")
+    console.close()
+    assert len(tries) == 1, "after the first failure it is quiet"
 
 
 # --- true processes -----------------------------------------------------------------------------------------------
@@ -527,6 +557,24 @@ def test_the_installed_script_trains(tmp_path: Path, image_npz: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run/done").is_file()
     assert len(checkpoints(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("info >&-", 0, ""),
+        ("info >&- 2>&- <&-", 0, ""),
+        ("train nothing.csv 2>&-", 2, ""),
+        ("train nothing.csv 2>/dev/full", 2, ""),
+        ("info >/dev/full", 2, "crosel: the output cannot be written: no space left where it goes\n"),
+    ],
+)
+def test_output_that_goes_nowhere_is_no_traceback(command: str, code: int, said: str) -> None:
+    if "/dev/full" in command and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    shell = f"{shlex.quote(sys.executable)} -m crosel {command}"
+    result = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", said)
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from crosel.bench.cells import CellResult, Options, last_row
 from crosel.bench.suite import Cell
-from crosel.console import percent
+from crosel.console import percent, shows_live
 from crosel.report.parts import duration
 
 
@@ -30,7 +30,7 @@ class Board:
         self.options = options
         self.stream = stream or sys.stderr
         self.quiet = quiet
-        self.live = not quiet and self.stream.isatty()
+        self.live = not quiet and shows_live(self.stream)
         self.total = len(cells)
         self.width = max((len(cell.name) for cell in cells), default=0)
         self.ended: Counter[str] = Counter()
