@@ -196,18 +196,21 @@ def labels(
 ) -> None:
     """Write the cleaned labels of the training set."""
     from crosel.devices import pick_device
-    from crosel.files import keep_apart
-    from crosel.labels import LabelStudio, label_table, write_labels, write_outside
+    from crosel.files import keep_apart, make_folder
+    from crosel.labels import LabelStudio, check_ending, label_table, write_labels, write_outside
     from crosel.run import load_run
 
+    check_ending(out, only_outside)  # before what may take minutes
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
-    ours = (run / f"{name}.npz" for name in ("candidates", "selection", "predictions"))
+    names = ("candidates.npz", "selection.npz", "predictions.npz", "metrics.jsonl", "review.jsonl")
+    ours = (run / name for name in names)
     keep_apart(out, session.config.source, session.config.data.inputs, tasks, *ours)
     if doubtful_first and out.absolute().parent.resolve() == run.resolve():  # whose labels.csv is read by row
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
     table = label_table(session, outside_gamma)
     if doubtful_first:
         table = table.doubtful_first()
+    make_folder(out.parent)
     if only_outside:
         typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the true label: {out}")
         return
@@ -270,6 +273,7 @@ def report(
     plots: Annotated[Path | None, typer.Option(help="folder for the charts as SVG and PNG; default: none")] = None,
 ) -> None:
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
+    from crosel.files import make_folder
     from crosel.report import write_report
     from crosel.run import RunFolder
 
@@ -278,6 +282,7 @@ def report(
     folders = [RunFolder(path) for path in runs]
     for folder in folders:
         folder.read_config()  # says what is wrong with the folder, if anything
+    make_folder(out.parent)
     write_report(folders, out, plots=plots)
     typer.echo(f"report: {out}")
     if plots is not None:

@@ -159,29 +159,37 @@ def _training_labels(method: Method, outside_gamma: float | None) -> TrainingLab
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None = None) -> None:
-    """Write csv, jsonl, npz, or predictions for Label Studio (json), by the file's ending."""
-    if path.suffix == ".csv":
-        atomic_write_with(path, lambda stream: _write_csv(table, stream))
-    elif path.suffix == ".jsonl":
-        atomic_write_with(path, lambda stream: stream.writelines(_json(row._asdict()) + b"\n" for row in table.rows()))
-    elif path.suffix == ".npz":
-        arrays = label_arrays(table)
-        atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
-    elif path.suffix == ".json":
-        tasks = label_studio_tasks(table, label_studio or LabelStudio())
-        atomic_write_with(path, lambda stream: _write_list(tasks, stream))
-    else:
+def check_ending(path: Path, only_outside: bool = False) -> str:
+    """The ending, which says what is written, in small letters; or a UserError, for all that is made of labels."""
+    ending = path.suffix.lower()
+    if only_outside and ending != ".csv":
+        raise UserError(f"{path}: labels outside the sets are written as .csv, for crosel train --corrections")
+    if ending not in (".csv", ".jsonl", ".npz", ".json"):
         raise UserError(
             f"{path}: labels are written as .csv, .jsonl or .npz, or as .json for Label Studio; "
             "use one of these endings"
         )
+    return ending
+
+
+def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None = None) -> None:
+    """Write csv, jsonl, npz, or predictions for Label Studio (json), by the file's ending."""
+    ending = check_ending(path)
+    if ending == ".csv":
+        atomic_write_with(path, lambda stream: _write_csv(table, stream))
+    elif ending == ".jsonl":
+        atomic_write_with(path, lambda stream: stream.writelines(_json(row._asdict()) + b"\n" for row in table.rows()))
+    elif ending == ".npz":
+        arrays = label_arrays(table)
+        atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
+    else:
+        tasks = label_studio_tasks(table, label_studio or LabelStudio())
+        atomic_write_with(path, lambda stream: _write_list(tasks, stream))
 
 
 def write_outside(table: LabelTable, path: Path) -> int:
     """Write the labels that the sets seem to miss, as csv for `crosel train --corrections`; return their number."""
-    if path.suffix != ".csv":
-        raise UserError(f"{path}: labels outside the sets are written as .csv, for crosel train --corrections")
+    check_ending(path, only_outside=True)
     rows = [row for row in table.rows() if row.outside_label is not None]
     lines = [csv_line((row.id, str(row.outside_label), row.flag)) for row in rows]
     atomic_write_with(path, lambda stream: stream.writelines([csv_line(("id", "label", "flag")), *lines]))

@@ -176,9 +176,9 @@ def test_convert_refuses(tmp_path):
         convert("digits", tmp_path / "d.csv", "uniform:q=0.3")
     with pytest.raises(UserError, match=r"choose how to draw candidate sets: .*--rule uniform:q=0.3"):
         convert("digits", tmp_path / "d.npz")
-    with pytest.raises(UserError, match="the folder does not exist"):
-        convert("digits", tmp_path / "none" / "d.npz", "uniform:q=0.3")
     np.savez(tmp_path / "d.npz", x=np.eye(2), candidates=np.eye(2))
+    with pytest.raises(UserError, match=r"d\.npz: this is a file; give a folder"):
+        convert("digits", tmp_path / "d.npz" / "d.npz", "uniform:q=0.3")
     with pytest.raises(UserError, match="this is the source itself"):
         convert(str(tmp_path / "d.npz"), tmp_path / "d.npz")
     assert list(tmp_path.iterdir()) == [tmp_path / "d.npz"]

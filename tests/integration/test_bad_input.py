@@ -431,10 +431,9 @@ def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, cros
     assert_refused(predict("nan.npz"), "x: NaN in row ")
     assert_refused(predict("pickle.npz"), "Object arrays cannot be loaded")
     assert_refused(predict("good.npz", tmp_path / "p.txt"), "predictions are written as .csv or .jsonl")
-    missing = tmp_path / "nowhere/p.csv"
-    assert_refused(predict("good.npz", missing), f"{missing}: the folder does not exist")
-    below = tmp_path / "x.csv/p.csv"
-    assert_refused(predict("good.npz", below), f"{below}: a part of this path is a file")
+    assert_refused(predict("good.npz", tmp_path / "x.csv/p.csv"), "x.csv: this is a file; give a folder")
+    below = tmp_path / "x.csv/new"
+    assert_refused(predict("good.npz", below / "p.csv"), f"{below}: a part of this path is a file")
     (tmp_path / "folder.csv").mkdir()
     assert_refused(predict("good.npz", tmp_path / "folder.csv"), "folder.csv: this is a folder; give a file name")
     assert_refused(crosel_cli("labels", run, "--out", tmp_path / "l.txt"), "labels are written as .csv, .jsonl or .npz")

@@ -422,6 +422,26 @@ def test_images_on_another_scale_are_told_of(tiny_run: TinyRun, images: Path, tm
         assert crosel_cli(*command, tmp_path / "unit.npz", *out).err == ""
 
 
+def test_the_folder_of_an_output_is_made(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
+    for command in (
+        ("predict", tiny_run.path, images / "x.npz", "--out", "new.CSV"), ("labels", tiny_run.path, "--out", "l.CSV"),
+        ("candidates", build_config(file=tiny_run.path / "config.yaml").source, "--out", "sets.NPZ"),
+        ("report", tiny_run.path, "--out", "r.HTML"),
+    ):  # fmt: skip
+        out = tmp_path / command[0] / "a b" / command[-1]
+        assert crosel_cli(*command[:-1], out).code == 0
+        assert out.is_file()
+
+
+def test_the_ending_is_looked_at_before_the_data(tiny_run: TinyRun, tmp_path, monkeypatch, crosel_cli: CroselCli):
+    monkeypatch.setattr("crosel.run.load_run", lambda *a, **k: pytest.fail("it may take minutes"))
+    for out, more in (("l.xlsx", []), ("l.jsonl", ["--only-outside"])):
+        refused = crosel_cli("labels", tiny_run.path, "--out", tmp_path / "new" / out, *more)
+        assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+        assert f"{out}: labels " in refused.err
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
     run = tmp_path / "run"
     shutil.copytree(tiny_run.path, run)
@@ -429,11 +449,14 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
     tasks.write_text("[]")
     listed.write_bytes((images / "list.csv").read_bytes())
     (tmp_path / "link.csv").symlink_to(listed)
+    (run / "review.jsonl").touch()
     source = Path(build_config(file=run / "config.yaml").source)
     for command in (
         ("predict", run, listed, "--out", tmp_path / "link.csv"),
         ("labels", run, "--out", tasks, "--tasks", tasks),
         ("labels", run, "--out", run / "candidates.npz"),
+        ("labels", run, "--out", run / "metrics.jsonl"),
+        ("review", run, "--export", run / "review.jsonl"),
         ("labels", run, "--out", source),
     ):
         before = command[-1].read_bytes()

@@ -80,5 +80,6 @@ def test_export_says_what_is_wrong(tiny_run: TinyRun, tmp_path: Path, crosel_cli
     assert "review" in result.err
     line = {"time": "", "id": "0", "row": 0, "decision": "skip", "label": ""}
     (run / "review.jsonl").write_text(json.dumps(line) + "\n")
-    result = crosel_cli("review", run, "--export", tmp_path / "no" / "known.csv")
+    result = crosel_cli("review", run, "--export", run / "config.yaml" / "known.csv")
     assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "config.yaml: this is a file; give a folder" in result.err

@@ -13,7 +13,7 @@ from crosel.data.settings import DataSettings, OnImages
 from crosel.data.sources import load
 from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
-from crosel.files import atomic_write_with, keep_apart
+from crosel.files import atomic_write_with, keep_apart, make_folder
 
 
 def _outside(x: Array) -> Array:
@@ -46,10 +46,11 @@ def convert(
     progress: OnImages | None = None,
 ) -> Summary:
     """Read a source, make its candidate sets by the rule, write them to `out` (npz), and say what they look like."""
-    if out.suffix != ".npz":
+    if out.suffix.lower() != ".npz":
         raise UserError(f"{out}: the output is an .npz file; use this ending")
     keep_apart(out, source, settings.inputs if settings else None)
     data = draw_candidates(with_weights(load(source, data_dir, settings, progress), rule), rule, seed)
     summary = summarise(data)
+    make_folder(out.parent)
     write_npz(data, out)
     return summary

@@ -13,7 +13,7 @@ import numpy as np
 from crosel.csv_cells import csv_line, unguard
 from crosel.data import Dataset
 from crosel.errors import UserError, did_you_mean
-from crosel.files import atomic_write
+from crosel.files import atomic_write, keep_apart, make_folder
 from crosel.limits import MAX_LINE, shown
 from crosel.review.store import Decisions, read_lines, replay
 from crosel.run import RunFolder
@@ -36,6 +36,8 @@ def export_corrections(run: Path, out: Path) -> int:
     n, classes, ids = len(saved["candidates"]), tuple(map(str, saved["classes"])), saved_ids(saved)
     decisions = Decisions(n)
     replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, classes)
+    keep_apart(out, run / "review.jsonl")
+    make_folder(out.parent)
     atomic_write(out, corrections_csv(decisions, ids, classes))
     return int((decisions.kinds > 0).sum())
 
@@ -48,7 +50,7 @@ def saved_ids(saved: Mapping[str, Any]) -> list[str]:
 def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
     """Known labels by row, as class numbers, from an exported csv or from a log (jsonl). Skipped examples have none."""
     rows = _Rows([data.example_id(i) for i in range(data.n)])
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         if not path.is_file():
             raise UserError(f"{path}: no such file")
         decisions = Decisions(data.n)
@@ -59,7 +61,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
                 "give the decisions of a run on this data"
             )
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return _read_csv(path, data, rows)
     raise UserError(f"{path}: corrections must be a .csv (exported) or .jsonl (the log) file")
 
