@@ -70,16 +70,16 @@ def figures() -> dict[str, Figure]:
     digits = {q: [rows(f"digits-q{q}/crosel-seed{seed}") for seed in range(3)] for q in ("0.3", "0.5")}
     study = {name: rows(f"cifar10-q0.5-study/{name}") for name in "ABCD"}
     schedules = {
-        "λ_cr = 1": rows("cifar10-q0.5-10min/crosel-seed0"),
+        "λ_cr = 1": rows("cifar10-q0.5-60-epochs/crosel-seed0"),
         "long warm-up, restart": rows("cifar10-q0.5-restart/crosel-seed0"),
-        "λ_cr from 1 to 4": rows("trials/cifar10-lambda-rises-2"),
+        "λ_cr from 1 to 4": rows("cifar10-q0.5-10min/crosel-seed0"),
     }
     svhn = rows("svhn-q0.5-15min/crosel-seed0")
     hundred = {
         "q = 0.1": rows("cifar100-q0.1-30min/crosel-seed0"),
         "superclass": rows("cifar100-superclass-q0.5-30min/crosel-seed0"),
     }
-    where = "cifar10-q0.5-10min, cifar10-q0.5-restart, trials/cifar10-lambda-rises-2"
+    where = "cifar10-q0.5-60-epochs, cifar10-q0.5-restart, cifar10-q0.5-10min/crosel-seed0"
     return {
         "selection": Figure(
             "CIFAR-10, q = 0.5: what one run selects, and how right it is", "cifar10-q0.5/crosel-seed0",
