@@ -219,6 +219,8 @@ ARMS: dict[str, Arm] = {
     "co-mix alone, two weak views": ((), both(without_selected, weak_only)),
     "co-mix alone, two weak views, no MixUp": (("method.alpha=0.001",), both(without_selected, weak_only)),
     "co-mix alone, true targets": ((), both(without_selected, true_targets)),
+    "strong views in warm-up": (("method.warmup_view=strong",), None),
+    "co-mix alone, strong views in warm-up": (("method.warmup_view=strong",), without_selected),
     "classes of the selected balanced": ((), balanced),
     "refreshed statistics": ((), refreshed),
     "ten of one class": ((), only(10, 1)),
