@@ -1,27 +1,31 @@
-"""Does the fast path compute what the plain path computes? CIFAR-10 with q=0.5, on one GPU.
+"""Does the fast path compute the same as the plain path? CIFAR-10 with q = 0.5, on one GPU.
 
     python benchmarks/agreement.py steps --data DIR --out results/agreement/steps.json
     python benchmarks/agreement.py runs --data DIR --out results/agreement --workers 6
 
-`steps`: losses of 20 steps of CroSel with the same starting weights and draws, for several seeds of both.
+`steps` compares the losses of 20 steps of CroSel. Both paths have the same starting weights and draws. It
+repeats this for several seeds of both.
 
-* `start`: the first 20 steps of a run of the preset fast/cifar10-crosel.
-* `comix`: 20 steps of its first epoch with co-mix, four of five examples selected, but from starting weights and with
-  the learning rates of the first 20.
-* `steep` and `gentle`: with co-mix, WRN-28-2, batch 64, and 0.01 or 0.001 from the first step on, without the preset's
-  rise. At 0.01 the first steps multiply any difference, and float32 does not agree with itself: see `plain, last bit
-  changed`, more walks of the plain path whose starting weights differ in the last bit.
+* `start`: the first 20 steps of a run with the preset fast/cifar10-crosel.
+* `comix`: 20 steps of that run's first epoch with co-mix, with four of five examples selected. They begin at starting
+  weights and have the learning rates of the first 20 steps.
+* `steep` and `gentle`: with co-mix, WRN-28-2 and batches of 64. The learning rate is 0.01 or 0.001 from the first
+  step on, without the preset's rise. At 0.01 the first steps multiply any difference, and float32 does not agree with
+  itself. The row `plain, last bit changed` shows this: walks of the plain path whose starting weights differ in the
+  last bit.
 
-What must hold: recorded or eager steps, weights cast once or in every pass, not a bit of difference; in every step, a
-difference within the rounding of bfloat16 (a part in 2^8), from the same weights (those of the plain path before each
-step) and each path by itself, every step from where its own last one led. How far PyTorch's own bfloat16 is away
-(autocast, its batch norm, eager), and the fast path with a pass for each batch, is shown beside it.
+Two things must hold. Recorded and eager steps, and weights cast once or in every pass, give the same bits. And every
+step differs by no more than the rounding of bfloat16 (a part in 2^8). This is checked in two ways: from the same
+weights (those of the plain path before each step), and with each path on its own. For comparison, the output shows
+how far PyTorch's own bfloat16 is away (autocast, its batch norm, eager), and the fast path with a pass for each
+batch.
 
-`runs`: accuracy on the test images after a short training, three seeds by the fast path (bfloat16, fused kernels,
-recorded steps) and three by the plain one (float32, eager). The difference of the means should lie within the spread of
-the seeds: largest minus smallest of the path that spreads more. Several runs share the card: their times mean nothing.
+`runs` compares test accuracies after a short training: three seeds on the fast path (bfloat16, fused kernels,
+recorded steps) and three on the plain path (float32, eager). The difference of the means should lie within the spread
+of the seeds, which is the largest minus the smallest value of the path that spreads more. Several runs share the
+card, so their times mean nothing.
 
-Exit status 1 where they do not agree.
+The exit status is 1 if the paths do not agree.
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ CROSEL = (
 
 
 class Walk:
-    """20 steps of two networks by one path. All walks of a seed have the same starting weights and the same draws."""
+    """20 steps of two networks on one path. All walks of a seed have the same starting weights and the same draws."""
 
     def __init__(
         self, data: Any, options: argparse.Namespace, seed: int, path: dict[str, bool], shared: bool = True,
@@ -103,7 +107,7 @@ class Walk:
         return [self.loss(i, lr) for i, lr in enumerate(rates)]
 
     def losses_beside(self, leader: Walk, rates: list[float]) -> list[tuple[float, float]]:
-        """Loss of each step and the leader's, from the leader's weights each time."""
+        """Our loss and the leader's in each step, both from the leader's weights."""
         out = []
         for i, lr in enumerate(rates):
             self.method.load_state_dict(leader.method.state_dict())  # in place: recorded steps go on
@@ -176,7 +180,7 @@ def compare_steps(options: argparse.Namespace) -> bool:
 
 
 def train(options: argparse.Namespace, run: tuple[str, str, int]) -> float:
-    """One run in a process of its own; the accuracy after its last epoch. A finished one is not run again."""
+    """Train in a process of its own and return the accuracy after the last epoch. A finished run is not repeated."""
     method, path, seed = run
     name = f"{method}-{path}-seed{seed}"
     settings = [*SETTINGS, *(f"train.{key}={str(value).lower()}" for key, value in PATHS[path].items()), *options.set]
@@ -221,14 +225,16 @@ def compare_runs(options: argparse.Namespace) -> bool:
 def main() -> int:
     parser = Arguments(__doc__)
     parser.add_argument("verb", choices=("steps", "runs"))
-    parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; steps: random images without")
+    parser.add_argument(
+        "--data", type=Path, help="folder with cifar-10-batches-py; without it, steps takes random images"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file (steps) or folder (runs)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--walks", nargs="+", choices=WALKS, help="steps: these only")
-    parser.add_argument("--seeds", type=count, default=5, help="steps: of weights and draws, so many")
-    parser.add_argument("--source", default="cifar10", help="runs: the data")
-    parser.add_argument("--set", action="append", default=[], help="settings besides")
-    parser.add_argument("--workers", type=count, default=6, help="runs: how many at once")
+    parser.add_argument("--walks", nargs="+", choices=WALKS, help="steps: only these")
+    parser.add_argument("--seeds", type=count, default=5, help="steps: number of seeds")
+    parser.add_argument("--source", default="cifar10", help="runs: what to train on")
+    parser.add_argument("--set", action="append", default=[], help="further settings")
+    parser.add_argument("--workers", type=count, default=6, help="runs: number of runs at once")
     options = parser.parse_args()
     if pick_device(options.device).type == "cpu":
         tell("on a CPU there is one path alone: that it agrees with itself says nothing of the fast one on a GPU")

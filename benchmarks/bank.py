@@ -2,8 +2,9 @@
 
     python benchmarks/bank.py --out results/bank.json
 
-1,281,167 examples, 1,000 classes, t = 3: memory of the bank, time to push an epoch (softmax outputs, chunk by chunk,
-as training does) and to select. Then whole epochs of CroSel with a small network on 10,000 to 80,000 random examples.
+For 1,281,167 examples, 1,000 classes and t = 3, this measures the bank's memory, the time to push an epoch (softmax
+outputs, chunk by chunk, as in training) and the time to select. Then it times whole epochs of CroSel with a small
+network on 10,000 to 80,000 random examples.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ IMAGENET, CLASSES, CHUNK = 1_281_167, 1000, 8192
 
 
 def timed(action: Any, device: torch.device, repeats: int = 5) -> float:
-    """Seconds of the best of some repeats, after one that does not count."""
+    """Seconds of the best repeat, after one that does not count."""
     best = float("inf")
     for _ in range(repeats + 1):
         if device.type == "cuda":
@@ -60,7 +61,7 @@ def bank(device: torch.device, n: int) -> dict[str, Any]:
 
 
 def epoch_seconds(device: torch.device, n: int) -> float:
-    """The fourth epoch of CroSel: selection, bank and all; an MLP on 64 features."""
+    """Seconds of the fourth epoch of CroSel, with selection and bank: an MLP on 64 features."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, n)
     x = rng.normal(size=(n, 64)).astype(np.float32) + np.eye(10, 64, dtype=np.float32)[y] * 3

@@ -1,9 +1,10 @@
-"""How sure finished runs are, beside how many of their answers are right.
+"""How sure finished runs are, and how many of their answers are right.
 
     python benchmarks/confidence.py RUN [RUN …] --out confidence.json
 
-From `predictions.npz` of each run folder: of test and of training examples the mean largest probability, and how many
-training examples get more than 0.9. (CroSel: of the mean of its two networks.)
+The figures come from `predictions.npz` in each run folder: the mean largest probability for test and for training
+examples, and how many training examples get more than 0.9. For CroSel, these are probabilities of the mean of its two
+networks.
 """
 
 from __future__ import annotations

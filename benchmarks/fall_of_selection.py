@@ -1,13 +1,13 @@
-"""Why fewer examples are selected when CroSel's co-mix begins, and what a handful of selected ones does: short runs on
-10,000 training images of CIFAR-10 or, with `--source svhn`, of SVHN.
+"""Why fewer examples are selected when CroSel's co-mix begins, and what happens if only a few are selected.
 
     python benchmarks/fall_of_selection.py cut --data DIR --cut cut.npz
     python benchmarks/fall_of_selection.py run --cut cut.npz --arms "as it is;T 0.5 from the start" --seeds 0 --out FILE
-    python benchmarks/fall_of_selection.py table --out FILE                   # what docs/study.md tells of
+    python benchmarks/fall_of_selection.py table --out FILE                   # the figures in docs/study.md
 
-Of the *training* images 10,000 are trained on and 2,000 others are held out; the test images are left alone. One line a
-run in FILE, with what was measured after every epoch; what is there is not run again. Arms with the same warm-up share
-it: it is trained once, and each goes on from its end with settings of its own.
+These are short runs on 10,000 *training* images of CIFAR-10 or, with `--source svhn`, of SVHN; 2,000 other training
+images are held out. The test images are not used. FILE gets one line for each run, with what was measured after every
+epoch. A run that is already there is not repeated. Arms with the same warm-up share it: it is trained once, and each
+arm continues from its end with its own settings.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Task:
 
 
 TASKS = {
-    # So small a network is less sure than a large one: with γ = 0.9 nearly nothing would be selected, co-mix or not.
+    # So small a network is less sure than a large one. With γ = 0.9 nearly nothing would be selected.
     "cifar10": Task(
         "fast/cifar10-crosel",
         "uniform:q=0.3",
         ("train.epochs=34", "method.warmup=20", "method.ramp=7", "train.batch_size=64", "method.gamma=0.8"),
     ),
-    # With more candidates it would not learn enough in its warm-up for co-mix to go on from.
+    # With more candidates it would not learn enough in its warm-up.
     "svhn": Task(
         "fast/svhn-crosel",
         "uniform:q=0.1",
@@ -67,7 +67,7 @@ TASKS = {
 
 
 class HalvedNetwork(ResidualNetwork):
-    """Two pre-activation blocks, 32 and 64 wide, behind a stem that halves the image: a sixth of WRN-10-1's time."""
+    """Two pre-activation blocks, 32 and 64 wide, after a stem that halves the image: a sixth of WRN-10-1's time."""
 
     def __init__(self, classes: int, channels: int) -> None:
         super().__init__(16, (16, 32, 64), 1, classes, channels)
@@ -80,7 +80,7 @@ class HalvedNetwork(ResidualNetwork):
 
 
 def true_targets(session: Session) -> None:
-    """Co-mix is told the true label, which no method may know: MixUp and strong views stay, doubt goes."""
+    """Co-mix gets the true labels, which no method may know. MixUp and strong views stay."""
     method = method_of(session)
     assert session.data.y is not None
     plain, sets = method._mixed_views, method.candidates
@@ -113,13 +113,13 @@ def weak_only(session: Session) -> None:
 
 
 def without_selected(session: Session) -> None:
-    """Co-mix alone: nobody learns from what is selected."""
+    """Co-mix alone: no network learns from what is selected."""
     streams = session.method.streams
     session.method.streams = lambda: {n: s for n, s in streams().items() if not n.startswith("selected")}  # type: ignore[method-assign]
 
 
 def balanced(session: Session) -> None:
-    """Of what is selected every class is drawn equally often, but no example over ten times as often as without."""
+    """All selected classes are drawn equally often, but no example more than ten times as often as before."""
     method = method_of(session)
     streams = method.streams
 
@@ -138,13 +138,13 @@ def balanced(session: Session) -> None:
 
 
 def refreshed(session: Session) -> None:
-    """From here on batch norm's statistics are taken anew from plain images before each look at all examples."""
+    """From here on, batch norm's statistics come from plain images, before each pass over all examples."""
     train = session.config.train.model_copy(update={"refresh": 4})
     session.config = session.config.model_copy(update={"train": train})
 
 
 def selected_leave_no_trace(session: Session) -> None:
-    """Batch norm's running statistics come from co-mix alone: selected batches, the first of two, do not move them."""
+    """Batch norm's running statistics come from co-mix alone, not from selected batches (the first of two)."""
     method = method_of(session)
     plain = method._selection_losses
 
@@ -165,7 +165,7 @@ def selected_leave_no_trace(session: Session) -> None:
 
 
 def no_comix(session: Session) -> None:
-    """The warm-up goes on to the end."""
+    """The warm-up continues to the end."""
     method_of(session).warmup = session.config.train.epochs
 
 
@@ -353,10 +353,10 @@ def main() -> None:
     parser.add_argument("--source", choices=tuple(TASKS), default="cifar10")
     parser.add_argument("--data", type=Path, help="folder of the published files")
     parser.add_argument("--cut", type=Path, default=Path("cut.npz"))
-    parser.add_argument("--kept", type=Path, default=Path(), help="folder where warm-ups are kept for other arms")
+    parser.add_argument("--kept", type=Path, default=Path(), help="folder that keeps warm-ups for other arms")
     parser.add_argument("--arms", default="as it is")
-    parser.add_argument("--seeds", type=seeds, default="0", help="first and last, as in 0-9, or each, as in 0,3")
-    parser.add_argument("--stop-after", type=count, help="epochs of co-mix to see, of those that are planned")
+    parser.add_argument("--seeds", type=seeds, default="0", help="a range, as in 0-9, or a list, as in 0,3")
+    parser.add_argument("--stop-after", type=count, help="stop after so many epochs of co-mix")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "cut":

@@ -1,9 +1,9 @@
-"""What another γ would have selected at the end of a run of CroSel: share, and share of true labels in it.
+"""What another γ would have selected at the end of a run of CroSel: how many labels, and how many of them are true.
 
     python benchmarks/gamma_curve.py RUN --data DIR --out gamma.json
 
-From `selection.npz` (labels and confidence of the last t epochs, both networks) and the true labels, which is why this
-is a look back and no way to choose a γ: for that, hold examples out.
+This reads `selection.npz` (labels and confidence of the last t epochs, for both networks) and the true labels. It
+looks back at a run and must not be used to choose a γ; to choose one, hold examples out.
 """
 
 from __future__ import annotations

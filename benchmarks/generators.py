@@ -1,10 +1,10 @@
-"""How fast candidate sets are drawn, and with how much memory: a million examples, a thousand classes.
+"""How fast candidate sets are drawn, and how much memory that takes: a million examples, a thousand classes.
 
     python benchmarks/generators.py --out results/generators.json
 
-Every rule in a process of its own, so that peaks do not mix. `beyond_mib` is the peak less what the process had before
-and less the result itself (a byte a cell: 954 MiB); scores of `instance` are made before, at 2 bytes a cell. On a busy
-machine look at `cpu_seconds`: all of it is one thread.
+Every rule has its own process, so that peaks do not mix. `beyond_mib` is the peak minus what the process had before
+and minus the result (a byte for each cell: 954 MiB). The scores for `instance` are made beforehand, with 2 bytes for
+each cell. On a busy machine look at `cpu_seconds`: all work is in one thread.
 """
 
 from __future__ import annotations

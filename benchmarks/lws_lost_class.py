@@ -1,11 +1,12 @@
-"""Why LWS loses a class: runs on held-out training images of digits, with one thing changed at a time.
+"""Why LWS loses a class: runs on digits with one thing changed at a time, measured on held-out training images.
 
-    python benchmarks/lws_lost_class.py run --variants "plain;hold-5" --seeds 0-15 --out FILE   # 15 s of one core a run
-    python benchmarks/lws_lost_class.py table --out FILE                       # what docs/methods/lws.md tells of
+    python benchmarks/lws_lost_class.py run --variants "plain;hold-5" --seeds 0-15 --out FILE   # 15 s of a core per run
+    python benchmarks/lws_lost_class.py table --out FILE                       # the tables in docs/methods/lws.md
 
-One line a run in FILE; what is there is not run again. A quarter of the *training* images is held out, another one for
-every seed; the test images are left alone. Preset demo/digits, uniform q = 0.3. A class counts as lost where under a
-tenth of its held-out images are recognised after the last epoch.
+FILE gets one line for each run. A run that is already there is not repeated. A quarter of the *training* images is
+held out, a different quarter for every seed. The test images are not used. All runs have the preset demo/digits and
+uniform q = 0.3. A class counts as lost if less than a tenth of its held-out images are recognised after the last
+epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOST = 0.1
 
 
 def hold(epochs: int) -> Callable[[Session], None]:
-    """Weights stay at 1/k for so many epochs."""
+    """Weights stay at 1/k for the first epochs."""
 
     def change(session: Session) -> None:
         update = session.method.after_step
@@ -56,12 +57,12 @@ def even(session: Session) -> Tensor:
 
 
 def truth(session: Session) -> Tensor:
-    """1 on the true label: what no method may know."""
+    """1 on the true label, which no method may know."""
     return torch.nn.functional.one_hot(torch.from_numpy(session.data.y), 10).float()
 
 
 def fixed(rows: Callable[[Session], Tensor]) -> Callable[[Session], None]:
-    """The weights in S are given and stay; those outside as ever."""
+    """The weights inside S are fixed; those outside change as usual."""
 
     def change(session: Session) -> None:
         method, update, given = session.method, session.method.after_step, rows(session)
@@ -80,12 +81,12 @@ def fixed(rows: Callable[[Session], Tensor]) -> Callable[[Session], None]:
 
 
 def even_start(session: Session) -> None:
-    """Weights start as two distributions, as they are after the first update, and not at 1/k."""
+    """Weights start as two distributions, as after the first update, instead of at 1/k."""
     session.method.weights.copy_(even(session))
 
 
 def later(epochs: int, change: Callable[[Session], None]) -> Callable[[Session], None]:
-    """The change comes after so many epochs."""
+    """The change begins after some epochs."""
 
     def wait(session: Session) -> None:
         session.method.begin_epoch = lambda epoch: change(session) if epoch == epochs + 1 else None
@@ -94,7 +95,7 @@ def later(epochs: int, change: Callable[[Session], None]) -> Callable[[Session],
 
 
 def swap(first: int, second: int) -> Callable[[Session], None]:
-    """Two classes change places in the last layer's starting values."""
+    """Two classes swap their starting values in the last layer."""
 
     def change(session: Session) -> None:
         head, to, of = session.method.networks[0].head, [first, second], [second, first]
@@ -118,7 +119,7 @@ def fading_outside(session: Session) -> None:
 
 
 def same_pass(session: Session) -> None:
-    """New weights from the pass that made the loss, as in the other of the authors' two programs."""
+    """New weights come from the pass that gave the loss, as in the other of the authors' two programs."""
     method = session.method
     network, seen = method.networks[0], []
     network.register_forward_hook(lambda module, args, out: seen.append(out.detach()) if module.training else None)
@@ -133,7 +134,7 @@ def same_pass(session: Session) -> None:
 
 
 def with_loss(inside: Callable[[Tensor], Tensor], outside: Callable[[Tensor], Tensor]) -> Callable[[Session], None]:
-    """Another loss of a label than σ(-f) and σ(f), on the same weights."""
+    """Another loss for each label instead of σ(-f) and σ(f), with the same weights."""
 
     def terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         zero = torch.zeros(())
@@ -262,8 +263,8 @@ def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("--variants", default="plain")
-    parser.add_argument("--seeds", type=seeds, default="0-15", help="first and last, as in 0-9, or each, as in 0,3")
-    parser.add_argument("--detail", action="store_true", help="keep what is watched, not only the right answers")
+    parser.add_argument("--seeds", type=seeds, default="0-15", help="a range, as in 0-9, or a list, as in 0,3")
+    parser.add_argument("--detail", action="store_true", help="record everything that is watched, not only accuracies")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.what == "table":

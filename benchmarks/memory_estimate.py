@@ -1,13 +1,15 @@
-"""How good the memory estimate is that is made before training: its parts, beside what torch really took.
+"""How good the estimate of memory before training is: its parts, next to what torch really took.
 
     python benchmarks/memory_estimate.py --out results/gpu/memory-estimate.json
     python benchmarks/memory_estimate.py --against results/gpu/memory-estimate.json --out results/gpu/estimate-anew.json
 
-Each case: the session is built, three steps as they come, one recorded and replayed, then the passes without gradient.
-`peak` is the most that tensors took (torch.cuda.max_memory_allocated), `reserved` what torch held of the card for them.
-`needed` is the peak; where steps are recorded it is what was reserved: a recording's memory is not shared. Where they
-are not, torch gives back what it does not use before it runs out. The first form needs a GPU. The second makes only the
-estimates anew, on any machine, beside what an earlier record has measured.
+In each case the session is built, three steps run eagerly, one is recorded and replayed, and the passes without
+gradient follow. `peak` is the most memory that tensors took (torch.cuda.max_memory_allocated). `reserved` is what
+torch held of the card for them. `needed` is the peak; if steps are recorded, it is what was reserved, because a
+recording does not share its memory. If they are not, torch gives back what it does not use before it runs out.
+
+The first command needs a GPU. The second only estimates again, on any machine, and compares with what an earlier
+record has measured.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def most() -> dict[str, int]:
 
 def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> dict[str, Any]:
     gc.collect()
-    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # else only the first case would count them
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # otherwise only the first case would count them
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     base, started = torch.cuda.memory_allocated(), time.perf_counter()
@@ -117,7 +119,7 @@ def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> 
 
 
 def anew(data: Dataset, case: dict[str, Any]) -> dict[str, Any]:
-    """The estimate as it is now for a case that was measured, as if there were a GPU here."""
+    """Today's estimate for a case that was measured, as if there were a GPU here."""
     path = PATHS[case["path"]]
     session = open_session(data, case["network"], case["batch"], case["method"], path, torch.device("cpu"))
     found, recorded = budget(session), bool(path["cuda_graphs"])
@@ -141,7 +143,7 @@ def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--images", type=count, default=10_000)
-    parser.add_argument("--against", type=Path, help="a record: estimate its cases anew, measure nothing")
+    parser.add_argument("--against", type=Path, help="a record: estimate its cases again and measure nothing")
     options = parser.parse_args()
     record = read_json(options.against) if options.against else {"images": options.images, "cases": []}
     if not isinstance(record, dict) or not {"images", "cases"} <= record.keys():

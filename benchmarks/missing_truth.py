@@ -1,12 +1,13 @@
-"""Sets that miss the truth: how well `outside` finds them, and what dropping or taking such examples gives. Digits.
+"""Sets that miss the truth, on digits: how well `outside` finds them, and what it helps to drop or take such examples.
 
-    python benchmarks/missing_truth.py run --on held-out --out DIR --workers 2   # what choices are made by
-    python benchmarks/missing_truth.py run --on test --out DIR --workers 2       # half a minute of one core a run
+    python benchmarks/missing_truth.py run --on held-out --out DIR --workers 2   # choices are based on these
+    python benchmarks/missing_truth.py run --on test --out DIR --workers 2       # half a minute of one core per run
     python benchmarks/missing_truth.py table --out DIR                           # the tables of docs/missing-truth.md
 
-One line a run in DIR/held-out.jsonl and DIR/test.jsonl; what is there is not run again, and a stop leaves whole pairs.
-`held-out` keeps a quarter of the *training* images apart, another one for every seed, and leaves the test images
-alone. Accuracies are those of the last epoch. `oracle` is told which sets miss the truth and trains on the others.
+DIR/held-out.jsonl and DIR/test.jsonl get one line for each run. A run that is already there is not repeated, and a
+stop leaves whole pairs. `held-out` keeps a quarter of the *training* images apart, a different quarter for every
+seed, and does not use the test images. Accuracies are those of the last epoch. `oracle` knows which sets miss the
+truth and trains on the others.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class Job(NamedTuple):
     eta: float
     variant: str
     seed: int
-    epochs: int | None = None  # fewer, for a trial of this script
+    epochs: int | None = None  # fewer, to try this script
 
 
 # --- one run ------------------------------------------------------------------------------------------------------
 
 
 def prepare(job: Job) -> Any:
-    """Digits with its drawn sets; where asked for, held-out training images stand in the place of the test images."""
+    """Digits with drawn sets; on request, held-out training images take the place of the test images."""
     import numpy as np
 
     from crosel.data import draw_candidates, load
@@ -83,7 +84,7 @@ def prepare(job: Job) -> Any:
 
 
 class Flags:
-    """Watches a run: how many examples are flagged after each epoch, and how many of them miss the truth."""
+    """Counts after each epoch how many examples are flagged, and how many of them miss the truth."""
 
     def __init__(self, missing: Any) -> None:
         self.missing, self.counts = missing, []  # type: ignore[var-annotated]
@@ -150,7 +151,7 @@ def run_all(on: str, jobs: list[Job], out: Path, workers: int) -> None:
 
 
 def percent(values: list[float], digits: int) -> str:
-    """Mean, and the deviation over seeds."""
+    """Mean and standard deviation over seeds."""
     from crosel.tables.statistics import estimate
 
     mean, deviation, _ = estimate([100 * value for value in values])
@@ -158,7 +159,7 @@ def percent(values: list[float], digits: int) -> str:
 
 
 def against_keep(rows: list[dict[str, Any]], of: list[dict[str, Any]]) -> str:
-    """Mean difference to plain training on the same sets and warm-up, its standard error, and p of a t-test."""
+    """Mean difference from plain training with the same sets and warm-up, its standard error, and p of a t-test."""
     from crosel.tables.statistics import estimate, paired_t_test
 
     baseline = "keep, short" if of[0]["variant"].endswith("short") else "keep"
@@ -173,7 +174,7 @@ def against_keep(rows: list[dict[str, Any]], of: list[dict[str, Any]]) -> str:
 
 
 def found(rows: list[dict[str, Any]], threshold: float) -> str:
-    """Flagged of missing, precision, recall, and how many new labels are right, over all seeds."""
+    """Flagged of missing, precision, recall, and the share of right new labels, over all seeds."""
     at = [row[f"at_{threshold:g}"] for row in rows]
     flagged, right, labels = (sum(a[name] for a in at) for name in ("flagged", "missing", "label_right"))
     missing, some = sum(row["missing"] for row in rows), max(1, flagged)
@@ -218,13 +219,13 @@ def main() -> None:
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("--on", choices=tuple(PLANS), help="which images accuracy is measured on")
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--workers", type=count, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--seeds", type=seeds, default=SEEDS, help="first and last, as in 0-9, or each, as in 0,3")
+    parser.add_argument("--workers", type=count, default=1, help="runs at once, one thread each")
+    parser.add_argument("--seeds", type=seeds, default=SEEDS, help="a range, as in 0-9, or a list, as in 0,3")
     parser.add_argument(
         "--only", nargs="+", default=list(VARIANTS), choices=tuple(VARIANTS), help="only these variants"
     )
     parser.add_argument("--rates", nargs="+", type=float, help="only these shares of sets without the truth")
-    parser.add_argument("--epochs", type=count, help="fewer than the preset's, for a trial")
+    parser.add_argument("--epochs", type=count, help="fewer epochs than the preset has, for a trial")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     if args.verb == "run":

@@ -1,10 +1,10 @@
-"""How many of a model's guesses to keep: digits, sets made from the scores of a model that has seen 100 images.
+"""How many of a model's guesses to keep: digits, with sets made from the scores of a model that has seen 100 images.
 
     python benchmarks/model_guesses.py > results/digits-model-guesses/runs.jsonl
 
-One line a run: the rule, the sets' mean size, how many hold the truth, and how many labels are right before (the
-model's first guess) and after. `labels_right` counts the label inside the set, `predictions_right` what the classifier
-says when it may leave the set.
+It prints one line for each run: the rule, the mean size of the sets, how many hold the truth, and how many labels are
+right before (the model's first guess) and after. `labels_right` counts the labels inside the sets,
+`predictions_right` those that the classifier gives when it may leave the set.
 """
 
 from __future__ import annotations

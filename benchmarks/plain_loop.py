@@ -3,8 +3,9 @@
     python benchmarks/plain_loop.py --out results/plain-loop.json
 
 The hand-written loop is what a tutorial would have: index, normalise, forward, loss, backward, step, running loss.
-crosel's step does the same work behind its contract: the same network, the same loss. The two take many short turns,
-each first in every other round, so that a busy machine slows both; what counts is the median of the turns' ratios.
+crosel's step does the same work behind its contract, with the same network and loss. The two take many short turns,
+and each goes first in every other round, so that a busy machine slows both. The result is the median of the turns'
+ratios.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Images a second with one rank and with two on this machine's cores, and the bytes that ranks send each other.
+"""Images per second with one rank and with two on this machine's cores, and the bytes that ranks send each other.
 
     python benchmarks/ranks.py --out results/ranks/two-cores.json
-    python benchmarks/ranks.py --cycles 25            # start and stop two ranks so often; every exit code must be 0
+    python benchmarks/ranks.py --cycles 25            # starts and stops two ranks 25 times; every exit code must be 0
 
-Every rank has one thread. One and two ranks take turns in one run, `--rounds` times, so that whatever else the machine
-does falls on both; beside the clock stands the processor time of a rank for 1000 images of the whole batch: what one
-rank needs, divided by what each of two needs, is the gain that two idle cores would show if nobody waited.
-Bytes are counted where they are handed to the backend. For a sum over R ranks in a ring each rank sends 2(R-1)/R times
-its bytes; what it gathers from the others comes once from each.
+Every rank has one thread. One and two ranks take turns in one run, `--rounds` times, so that other work on the
+machine slows both. Besides the clock, the output has a rank's processor time for 1000 images of the whole batch. What
+one rank needs, divided by what each of two needs, is the gain on two idle cores if no rank had to wait. Bytes are
+counted where they are handed to the backend. For a sum over R ranks in a ring, each rank sends 2(R-1)/R times its
+bytes. What it gathers from the others comes once from each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measure(world: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """Train three short epochs; the last one is measured (by then CroSel selects)."""
+    """Train three short epochs and measure the last one, in which CroSel selects."""
     import numpy as np
     import torch
 
@@ -69,7 +69,7 @@ def measure(world: Any, case: dict[str, Any]) -> dict[str, Any]:
 
 
 class Watch:
-    """Looks at processor time and at what was sent, from the end of the second epoch on."""
+    """Notes processor time and bytes sent, from the end of the second epoch on."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -97,7 +97,7 @@ class Watch:
 
 
 def worker(rank: int, size: int, meet: str, rounds: int) -> None:
-    """All cases, by rank 0 alone (the others wait) and by all ranks, in turn. Rank 0 prints what it found."""
+    """Run all cases, in turn on rank 0 alone (the others wait) and on all ranks. Rank 0 prints the results."""
     import torch
 
     from crosel.distributed import ONE, connected
@@ -125,7 +125,7 @@ def cycle(rank: int, size: int, meet: str) -> None:
 
 
 def launch(size: int, *arguments: str) -> tuple[list[int], str]:
-    """Start ranks as processes of their own; their exit codes, and what rank 0 printed."""
+    """Start each rank as a process; return the exit codes and what rank 0 printed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *arguments, "--size", str(size), "--meet", f"{folder}/meet"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

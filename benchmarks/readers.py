@@ -2,8 +2,8 @@
 
     python benchmarks/readers.py --data DIR --out results/readers.json --repeats 3
 
-DIR holds cifar-10-batches-py; without --data that part is left out. Everything else is made in a temporary folder. Each
-repeat is noted with the load of the machine before it; `best` takes the best of each figure.
+DIR contains cifar-10-batches-py; without --data, this part is left out. The other files are made in a temporary
+folder. For each repeat, the machine's load before it is recorded. `best` is the best value of each figure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from crosel.files import atomic_write
 
 
 def timed(source: Path | str, data_dir: Path | None = None, **settings: Any) -> tuple[float, int]:
-    """Seconds of the better of two readings, so that a cold disk is not what is measured."""
+    """Seconds of the better of two readings, so that a cold disk does not count."""
     best, n = float("inf"), 0
     for _ in range(2):
         start = time.perf_counter()
@@ -63,7 +63,7 @@ def commit() -> str:
 
 
 def measure(data: Path | None, images: int, side: int) -> dict[str, float]:
-    """One repeat of everything."""
+    """Measure everything once."""
     result = {"load_average": round(os.getloadavg()[0], 2)}
     if data is not None:
         seconds, _ = timed("cifar10", data)

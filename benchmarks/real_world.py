@@ -1,11 +1,11 @@
-"""The trials by which the presets for features were chosen: lost, MSRCv2 and BirdSong, on held-out *training* examples.
+"""The trials that the presets for features are based on: lost, MSRCv2 and BirdSong, on held-out *training* examples.
 
     python benchmarks/real_world.py --data DIR --trials results/real-world/held-out.jsonl --out again.jsonl
 
-A line of the file is a trial: the set, the split, the method, its settings, and what came out. This runs them again.
-Of a set, a tenth (by the split's seed) is left out and never looked at: the test set of `crosel bench realworld`. Of
-the rest, 15 % are held out; `accuracy` needs their true labels, `covering_rate` and `approximated_accuracy` do not.
-`training_labels_right` is of the other 85 %: how many get their true label back.
+A line of the file is a trial: the set, the split, the method, its settings, and the result. This script repeats them.
+A tenth of each set (chosen by the split's seed) is left out and never looked at: it is the test set of `crosel bench
+realworld`. Of the rest, 15 % are held out. `accuracy` needs their true labels; `covering_rate` and
+`approximated_accuracy` do not. `training_labels_right` says how many of the other 85 % get their true label back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ASKED = ("set", "split", "method", "settings")  # of a trial; the rest is what c
 
 
 def inner_split(name: str, split: int, folder: Path) -> tuple[Dataset, np.ndarray[Any, Any]]:
-    """The training part of a split with 15 % of it as test set, and the candidate sets of these."""
+    """The training part of a split, with 15 % of it as the test set, and the candidate sets of this test set."""
     whole = load(f"{name}.mat", folder, DataSettings(test_share=0.1, split_seed=split))
     whole = dataclasses.replace(whole, x_test=None, y_test=None, ids=None)
     inner = hold_out(whole, 0.15, 1000 + split)

@@ -1,5 +1,5 @@
-"""What benchmarks have in common: what they are asked, how they end, and what they leave behind, their result with
-command, commit, versions and hardware beside it."""
+"""What benchmarks have in common: their arguments, their exit codes, and their records, in which command, commit,
+versions and hardware stand next to the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crosel.files import atomic_write
 
 
 class Arguments(argparse.ArgumentParser):
-    """A benchmark's command line. What is wrong with it is one line, as all that its user can mend."""
+    """A benchmark's command line. Errors in it are one line, as everywhere in crosel."""
 
     def __init__(self, description: str) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -26,14 +26,14 @@ class Arguments(argparse.ArgumentParser):
 
 
 def count(text: str) -> int:
-    """A type of argument: how many, at least one."""
+    """Argument type: a whole number of at least 1."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
     return int(text)
 
 
 def positive(text: str) -> float:
-    """A type of argument: seconds and the like, more than none."""
+    """Argument type: a number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -44,7 +44,7 @@ def positive(text: str) -> float:
 
 
 def seeds(text: str) -> list[int]:
-    """A type of argument: the first and the last, as in 0-9, or each of them, as in 0,3,5."""
+    """Argument type: a range, as in 0-9, or a list, as in 0,3,5."""
     first, dash, last = text.partition("-")
     parts = [first, last] if dash else text.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts) or (dash and int(first) > int(last)):
@@ -53,11 +53,11 @@ def seeds(text: str) -> list[int]:
 
 
 def save(result: dict[str, Any], out: Path | None) -> None:
-    """Write the record; without a file, show the result."""
+    """Write the record; without a file, print the result."""
     if out is None:
         print(json.dumps(result, indent=1))
         return
-    from crosel.environment import environment  # brings torch, which benchmarks of little memory end without
+    from crosel.environment import environment  # imports torch, which benchmarks of little memory must not
 
     record = {**environment(["python", *sys.argv]), "load": round(os.getloadavg()[0], 1), **result}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -65,21 +65,21 @@ def save(result: dict[str, Any], out: Path | None) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a record that grows run by run; none where it is not begun."""
+    """The lines of a record that grows run by run; none if it does not exist yet."""
     from crosel.data.text import json_objects
 
     return [row for _, row in json_objects(path, '{"seed": 0}')] if path.is_file() else []
 
 
 def add(row: dict[str, Any], path: Path) -> None:
-    """One more line of such a record."""
+    """Add a line to such a record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row) + "\n")
 
 
 def chosen(names: str, known: Iterable[str], flag: str) -> list[str]:
-    """What a flag names, separated by ';', each of it known."""
+    """The known names in the value of an option, separated by ';'."""
     given, there = names.split(";"), list(known)
     for name in given:
         if name not in there:
@@ -90,20 +90,20 @@ def chosen(names: str, known: Iterable[str], flag: str) -> list[str]:
 
 
 def some(rows: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:
-    """The rows of a table, if there are any."""
+    """The rows of a table; refuse an empty one."""
     if not rows:
         raise UserError(f"{place}: no runs are recorded here; make them by 'run', with the same --out")
     return rows
 
 
 def end_with(main: Callable[[], int | None]) -> None:
-    """Run a benchmark to its exit code; what its user can mend is said in one line, as everywhere in crosel."""
+    """Run a benchmark and exit with its code. Errors that the user can fix are one line, as everywhere in crosel."""
     try:
         sys.exit(main())
     except UserError as error:
         said = str(error)
     except OSError as error:
-        if error.filename is None:  # no file that was named to us
+        if error.filename is None:  # not about a file that the user named
             raise
         said = f"{error.filename}: {(error.strerror or str(error)).lower()}"
     print(f"{Path(sys.argv[0]).name}: {said}", file=sys.stderr)

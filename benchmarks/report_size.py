@@ -1,11 +1,11 @@
-"""How long a report takes and how large it is: the whole command, in a process of its own.
+"""How long a report takes and how large it is. The whole command is timed, in a process of its own.
 
     crosel train cifar10 --data DIR --candidates uniform:q=0.3 --set train.epochs=2 --set method.warmup=1 \\
         --set method.bank_length=1 --set method.gamma=0.3 --set method.scope=none --set network.name=small-cnn \\
         --set network.width=8 --set train.batch_size=500 --set train.lr=0.05 --out RUN
     python benchmarks/report_size.py RUN --out report_size.json
 
-Exit code 1: a report slower than --seconds, or larger than --megabytes.
+The exit code is 1 if the report takes longer than --seconds or is larger than --megabytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> int:
     parser = Arguments(__doc__)
     parser.add_argument("run", type=Path, help="finished run folder")
     parser.add_argument("--repeats", type=count, default=3)
-    parser.add_argument("--seconds", type=positive, default=15.0, help="allowed for the fastest of the repeats")
+    parser.add_argument("--seconds", type=positive, default=15.0, help="limit for the fastest repeat")
     parser.add_argument("--megabytes", type=positive, default=8.0)
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     a = parser.parse_args()

@@ -1,12 +1,13 @@
 """How fast the review page answers when several people, or one with many tabs, use it at once.
 
     python benchmarks/review_load.py --clients 8 --seconds 20 --out review_load.json
-    python benchmarks/review_load.py --clients 50 --seconds 300      # the longer form: no error, memory flat
+    python benchmarks/review_load.py --clients 50 --seconds 300      # longer: no error, and memory does not grow
     python benchmarks/review_load.py --run RUN                       # the examples of a real run
 
-Otherwise made-up examples of CIFAR-10's size; server and clients each in a process of its own, on loopback only. Every
-client asks again as soon as it has its answer: pages under random filters, thumbnails, classes, decisions.
-It ends after --seconds or --requests, whichever comes first. Exit code 1: an error, or a 95th percentile over --limit.
+Without --run, it makes up as many examples as CIFAR-10 has. The server and the clients each have their own process
+and use only the loopback address. A client asks again as soon as it has its answer: for pages under random filters,
+thumbnails, classes, decisions. The benchmark ends after --seconds or --requests, whichever comes first. The exit code
+is 1 after an error, or if the 95th percentile is over --limit.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def main() -> int:
     parser.add_argument("--run", type=Path, default=None, help="run folder; default: made-up examples")
     parser.add_argument("--examples", type=count, default=50_000)
     parser.add_argument("--classes", type=count, default=10)
-    parser.add_argument("--limit", type=positive, default=100.0, help="95th percentile allowed, in ms")
+    parser.add_argument("--limit", type=positive, default=100.0, help="limit for the 95th percentile, in ms")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     a = parser.parse_args()
     context = multiprocessing.get_context("spawn")

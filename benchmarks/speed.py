@@ -2,10 +2,10 @@
 
     python benchmarks/speed.py --data DIR --out results/speed.json
 
-DIR holds cifar-10-batches-py; without it, random images of the same shape. Each case is timed twice in one run: on the
-fast path (bfloat16, fused kernels, recorded steps where the device has them) and on the plain path (float32, eager). A
-step is what `crosel train` runs: indices, views, target pass, losses, backward pass and optimiser. CroSel trains two
-networks in one step, so its time a network is half of that.
+DIR contains cifar-10-batches-py. Without it, random images of the same shape are used. Each case is timed twice in
+one run: on the fast path (bfloat16, fused kernels, recorded steps if the device has them) and on the plain path
+(float32, eager). A step is what `crosel train` runs: indices, views, target pass, losses, backward pass and
+optimiser. CroSel trains two networks in one step, so the time for one network is half of that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def seconds(action: Any, device: torch.device, repeats: int) -> float:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """TFLOP/s of a large product (in bfloat16 on a GPU): the ceiling to compare with."""
+    """TFLOP/s of a large matrix product (in bfloat16 on a GPU), to compare with."""
     side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     seconds(lambda _: a @ b, device, 3)
@@ -90,7 +90,7 @@ def on_device(path: dict[str, bool], device: torch.device) -> dict[str, bool]:
 
 
 def begin(session: Session, epoch: int) -> Session:
-    """Begin an epoch; in the middle of a run four of five examples are selected, with their true labels."""
+    """Begin an epoch in the middle of a run: four of five examples are selected, with their true labels."""
     selected = getattr(session.method, "selected", None)
     if selected is not None:
         generator = torch.Generator(session.device).manual_seed(0)
@@ -102,7 +102,7 @@ def begin(session: Session, epoch: int) -> Session:
 
 
 class Steps:
-    """Steps of one session, one after the other."""
+    """Steps of one session, in order."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.stepper = session, Stepper(session)
@@ -116,14 +116,14 @@ class Steps:
         self.stepper(self.streams, self.rows(i), lr)
 
     def flops(self) -> float:
-        """Counted on the first step, which is never recorded: convolutions and matrix products, both ways."""
+        """Count convolutions and matrix products, forward and backward, in the first step, which is never recorded."""
         with FlopCounterMode(display=False) as counter:
             self(0)
         return float(counter.get_total_flops())
 
 
 def views_seconds(steps: Steps, device: torch.device) -> float:
-    """The views of a step alone, recorded where steps are."""
+    """Seconds for the views of a step alone, recorded if steps are."""
     session, index = steps.session, {name: i.clone() for name, i in steps.rows(0).items()}
 
     def draw(_: int = 0) -> None:
@@ -206,10 +206,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=count, default=30)
-    parser.add_argument("--only", help="cases whose 'network batch method' holds this text")
-    parser.add_argument("--no-plain", help="time only the fast path of cases that hold this text")
-    parser.add_argument("--no-epoch", help="time no whole epoch of cases that hold this text")
-    parser.add_argument("--images", type=count, default=50_000, help="random images, without --data")
+    parser.add_argument("--only", help="only cases whose 'network batch method' contains this text")
+    parser.add_argument("--no-plain", help="time only the fast path of cases that contain this text")
+    parser.add_argument("--no-epoch", help="do not time whole epochs of cases that contain this text")
+    parser.add_argument("--images", type=count, default=50_000, help="number of random images without --data")
     options = parser.parse_args()
     cases = [case for case in CASES if not options.only or options.only in " ".join(map(str, case[:3]))]
     if not cases:

@@ -1,4 +1,4 @@
-"""How sure CroSel's networks are, and what makes them so: what `fall_of_selection.py` looks at after an epoch."""
+"""How sure CroSel's networks are, and what makes them so. `fall_of_selection.py` measures this after an epoch."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def method_of(session: Session) -> CroSel:
 
 
 def sureness(p: Tensor) -> dict[str, float]:
-    """Of probabilities [n, k]: mean of the largest, share of these over 0.9, mean entropy."""
+    """For probabilities [n, k]: mean of the largest, share of these over 0.9, mean entropy."""
     top = p.amax(1)
     seen = {"top": top, "over_0.9": (top > 0.9).float(), "entropy": torch.special.entr(p).sum(1)}
     return {name: round(value.mean().item(), 4) for name, value in seen.items()}
 
 
 def calibration(logits: Tensor, y: Tensor) -> dict[str, float]:
-    """How many are right, and the mean largest probability: where these are far apart, a network is modest or proud."""
+    """Accuracy and the mean largest probability. If they differ much, the network is too modest or too sure."""
     top, said = torch.softmax(logits, 1).max(1)
     return {"accuracy": round((said == y).float().mean().item(), 4), "top": round(top.mean().item(), 4)}
 
 
 def criteria(method: CroSel) -> dict[str, float]:
-    """Shares of the examples (mean of the networks) that meet each criterion, and that this one alone keeps out."""
+    """Shares of the examples (mean of the networks) that meet each criterion, and that only this criterion excludes."""
     shares: dict[str, list[float]] = {}
     for bank in method.banks:
         meets = {c: bank.select(method.candidates, method.gamma_used, (c,)).mask for c in (1, 2, 3)}
@@ -48,7 +48,7 @@ def criteria(method: CroSel) -> dict[str, float]:
 
 
 def some_views(session: Session, generator: torch.Generator, of: Tensor | None = None) -> list[Batch]:
-    """1,024 training examples in batches of 64, always the same ones; or as many of those given, cycled through."""
+    """The same 1,024 training examples each time, in batches of 64; or as many of those given, in cycles."""
     pool = torch.arange(session.data.n) if of is None else of.nonzero().squeeze(1)
     index = pool.repeat(-(-1024 // len(pool)))
     index = index[torch.randperm(len(index), generator=generator)[:1024]]
@@ -58,7 +58,7 @@ def some_views(session: Session, generator: torch.Generator, of: Tensor | None =
 
 @torch.no_grad()
 def crossed(network: nn.Module, first: Tensor, second: Tensor, sets: Tensor, temperature: Any) -> tuple[Tensor, Tensor]:
-    """Co-mix before MixUp: two views of a batch, one after the other, each with the target that the other one makes."""
+    """Co-mix before MixUp: two views of a batch in turn, each with the target that the other view gives."""
     x = torch.cat([first, second])
     of_first, of_second = network(x).chunk(2)
     return x, torch.cat([comix_targets(f, sets, temperature) for f in (of_second, of_first)])

@@ -1,8 +1,9 @@
-"""What each part of the fast path is worth: a CroSel step on a GPU with one of them switched off at a time.
+"""How much each part of the fast path gains: a CroSel step on a GPU with one part switched off at a time.
 
     python benchmarks/variants.py --data DIR --out results/speed/variants.json
 
-All forms of a network are in memory and take turns; ms are of both networks' step, medians over the turns.
+All forms of a network are in memory and take turns. Times are in ms for a step of both networks, as medians over the
+turns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from crosel.data import Dataset
 from crosel.devices import pick_device
 
 TURNS, STEPS = 7, 20
-FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the word says what is off
+FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the name says what is off
 
 
 def off(form: str) -> AbstractContextManager[object]:
@@ -47,7 +48,7 @@ def build(data: Dataset, network: str, form: str, device: torch.device) -> Steps
 
 
 def kernels(steps: Steps, device: torch.device) -> int:
-    """How many kernels a step launches."""
+    """Count the kernels that a step launches."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         seconds(steps, device, 1)
     return sum(e.count for e in profile.key_averages() if not e.key.startswith(("Mem", "cuda", "Activity")))
@@ -55,7 +56,7 @@ def kernels(steps: Steps, device: torch.device) -> int:
 
 def main() -> None:
     parser = Arguments(__doc__)
-    parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; without, random images")
+    parser.add_argument("--data", type=Path, help="folder with cifar-10-batches-py; without it, random images")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--networks", nargs="+", default=["wrn-28-2", "wrn-34-10"])
