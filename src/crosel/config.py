@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_va
 from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, did_you_mean
+from crosel.limits import one_line
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nets import NetworkSettings
 from crosel.settings import Settings
@@ -292,7 +293,7 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     if first["type"] == "missing":
         return f"setting '{name}' is missing"
     given = first.get("input")
-    shown = f" (given: {_short(given)})" if isinstance(given, str | int | float | bool | list | tuple) else ""
+    shown = f" (given: {one_line(repr(given))})" if isinstance(given, str | int | float | bool | list | tuple) else ""
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in ("tuple_type", "list_type"):
         message = "input should be a list in brackets, as in [1, 2]"
@@ -303,11 +304,6 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
 
 def _methods_with(setting: str) -> list[str]:
     return [name for name, method in methods().items() if setting in method.Settings.model_fields]
-
-
-def _short(value: object, limit: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _known_names(path: list[str], tree: Mapping[str, Any]) -> list[str]:

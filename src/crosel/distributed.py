@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -50,8 +50,8 @@ class World:
         """This rank's rows of values [parts * n, ...] for the whole batch; each part is split by itself."""
         return values
 
-    def gather(self, values: Tensor, total: int, parts: int = 1) -> Tensor:
-        """All ranks' rows [parts * total, ...], in the order in which `own` splits them."""
+    def gather(self, values: Tensor, total: int) -> Tensor:
+        """All ranks' rows [total, ...], in the order in which `own` splits them."""
         return values
 
     def fetch(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
@@ -116,17 +116,13 @@ class Ranks(World):
             return values[rows]
         return torch.cat([part[rows] for part in values.chunk(parts)])
 
-    def gather(self, values: Tensor, total: int, parts: int = 1) -> Tensor:
-        pieces = []
-        for part in values.chunk(parts):
-            if part.requires_grad and torch.is_grad_enabled():
-                pieces.append(_Gather.apply(part, self, total))  # type: ignore[no-untyped-call]
-            else:
-                pieces.append(self.gather_rows(part, total))
-        return pieces[0] if parts == 1 else torch.cat(pieces)
+    def gather(self, values: Tensor, total: int) -> Tensor:
+        if values.requires_grad and torch.is_grad_enabled():
+            return cast(Tensor, _Gather.apply(values, self, total))  # type: ignore[no-untyped-call]
+        return self.gather_rows(values, total)
 
     def gather_rows(self, values: Tensor, total: int) -> Tensor:
-        """One part, without gradient. Ranks with fewer rows than the rest send some that are cut off again."""
+        """Without gradient. Ranks with fewer rows than the rest send some that are cut off again."""
         if values.dtype == torch.bool:  # not every backend can send it
             return self.gather_rows(values.to(torch.uint8), total).bool()
         if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):

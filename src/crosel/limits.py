@@ -42,10 +42,9 @@ def check_plain(path: Path) -> None:
         raise UserError(f"{path}: not a plain file; pipes and devices are not read")
 
 
-def shown(value: object, limit: int = 60) -> str:
+def shown(value: object) -> str:
     """A value for an error message: quoted, on one line, not too long."""
-    text = value if isinstance(value, str) else repr(value)
-    return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+    return repr(_cut(value if isinstance(value, str) else repr(value), 60))
 
 
 def spoils_lines(text: str) -> bool:
@@ -53,7 +52,10 @@ def spoils_lines(text: str) -> bool:
     return not text.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 
 
-def one_line(error: object, limit: int = 200) -> str:
+def one_line(error: object) -> str:
     """What another library or a server says, as a part of one of our lines."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    return _cut(" ".join(str(error).split()) or type(error).__name__, 200)
+
+
+def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from crosel.data import DataSettings, load
 from crosel.data import images as images_module
-from crosel.data.images import decode, read_images
+from crosel.data.images import decode, read_images, read_usable_images
 from crosel.errors import UserError
 
 SMALL = DataSettings(image_size=4)
@@ -87,7 +87,7 @@ def test_large_jpegs_are_reduced_and_still_the_same_picture(tmp_path):
 def test_order_is_kept_by_many_threads(tmp_path):
     paths = [picture(tmp_path / f"{i}.png", (i % 256, i // 256, 0), (4, 4)) for i in range(300)]
     seen = []
-    found = read_images(paths, SMALL, progress=lambda done, total: seen.append((done, total)))
+    found, _ = read_usable_images(paths, SMALL, progress=lambda done, total: seen.append((done, total)))
     assert [int(p[0, 0, 0]) + 256 * int(p[0, 0, 1]) for p in found] == list(range(300))
     assert seen[-1] == (300, 300)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

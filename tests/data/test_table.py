@@ -314,15 +314,6 @@ BAD_CSV = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_CSV)
-def test_bad_csv_is_named_with_its_place(tmp_path, case):
-    content, says = BAD_CSV[case]
-    path = put(tmp_path / "d.csv", content)
-    text = refused(path)
-    assert text.startswith(str(path))
-    assert says in text
-
-
 BAD_JSONL = {
     "empty": ("", "line 1: cannot read '.jsonl' without a line"),
     "half a line": ('{"x": [1], "label": "a"}\n{"x": [1', "line 2, column 9: not valid JSON"),
@@ -348,10 +339,12 @@ BAD_JSONL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_JSONL)
-def test_bad_jsonl_is_named_with_its_place(tmp_path, case):
-    content, says = BAD_JSONL[case]
-    path = put(tmp_path / "d.jsonl", content)
+@pytest.mark.parametrize(
+    ("name", "case"), [("d.csv", case) for case in BAD_CSV] + [("d.jsonl", case) for case in BAD_JSONL]
+)
+def test_bad_tables_are_named_with_their_place(tmp_path, name, case):
+    content, says = (BAD_CSV if name == "d.csv" else BAD_JSONL)[case]
+    path = put(tmp_path / name, content)
     text = refused(path)
     assert text.startswith(str(path))
     assert says in text

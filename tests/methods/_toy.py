@@ -50,6 +50,15 @@ def random_sets(n: int, k: int, seed: int = 0) -> Tensor:
     return sets
 
 
+def assert_follows_permutations(weights: Callable[[Tensor, Tensor], Tensor], drawn: Any, random: Any) -> None:
+    """Weights of permuted examples and classes are the weights, permuted."""
+    logits, candidates = drawn
+    classes = random.sample(range(logits.shape[1]), logits.shape[1])
+    examples = random.sample(range(len(logits)), len(logits))
+    permuted = weights(logits[examples][:, classes], candidates[examples][:, classes])
+    torch.testing.assert_close(permuted, weights(logits, candidates)[examples][:, classes])
+
+
 def make(method: type[Method], n: int = 24, k: int = 5, epochs: int = 4, seed: int = 0, **settings: Any) -> Any:
     """Build a method on `n` random examples; the seed is the network's, the sets are always the same."""
     torch.manual_seed(seed)

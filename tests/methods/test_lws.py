@@ -8,6 +8,7 @@ from _toy import (
     EXTREME_LOGITS,
     EXTREME_SETS,
     assert_finite_at_extremes,
+    assert_follows_permutations,
     assert_never_waits,
     assert_round_trip,
     assert_trains,
@@ -72,11 +73,7 @@ def test_weights_are_a_distribution_on_either_side(drawn):
 @settings(deadline=None, max_examples=30)
 @given(logits_and_sets(), st.randoms(use_true_random=False))
 def test_weights_follow_permutations(drawn, random):
-    logits, candidates = drawn
-    classes = random.sample(range(logits.shape[1]), logits.shape[1])
-    examples = random.sample(range(len(logits)), len(logits))
-    permuted = lws_weights(logits[examples][:, classes], candidates[examples][:, classes])
-    torch.testing.assert_close(permuted, lws_weights(logits, candidates)[examples][:, classes])
+    assert_follows_permutations(lws_weights, drawn, random)
 
 
 def test_full_sets_have_no_second_term():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from _toy import (
     assert_finite_at_extremes,
+    assert_follows_permutations,
     assert_never_waits,
     assert_round_trip,
     assert_trains,
@@ -59,11 +60,7 @@ def test_weights_are_distributions_on_the_sets(drawn):
 @settings(deadline=None, max_examples=30)
 @given(logits_and_sets(), st.randoms(use_true_random=False))
 def test_weights_follow_permutations(drawn, random):
-    logits, candidates = drawn
-    classes = random.sample(range(logits.shape[1]), logits.shape[1])
-    examples = random.sample(range(len(logits)), len(logits))
-    permuted = proden_weights(logits[examples][:, classes], candidates[examples][:, classes])
-    torch.testing.assert_close(permuted, proden_weights(logits, candidates)[examples][:, classes])
+    assert_follows_permutations(proden_weights, drawn, random)
 
 
 def test_weights_start_uniform():

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from crosel.review import make_app, serve_review
 from crosel.review.examples import KEYS, Examples, reduced
 from crosel.review.guard import MAX_BODY
 from crosel.review.load import load_examples
-from crosel.review.search import SORTS, STATES, Query
+from crosel.review.search import STATES, Query, Sort
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed, and the test client needs it")
 pytest.importorskip("fastapi", reason="the extra 'review' is not installed")
@@ -70,7 +70,8 @@ shares = st.integers(0, 20).map(lambda i: i / 20)
 queries = st.builds(
     Query, st.none() | st.integers(0, 11), st.sampled_from(["label", "candidates"]), st.none() | st.sampled_from(FLAGS),
     st.just(0.0) | shares, st.just(1.0) | shares, st.sampled_from(["", "1", "IMG/0", "07", "nowhere"]),
-    st.sampled_from(STATES), st.sampled_from(SORTS), st.none() | st.integers(0, 149), st.none(), st.integers(1, 60),
+    st.sampled_from(STATES), st.sampled_from(get_args(Sort)), st.none() | st.integers(0, 149), st.none(),
+    st.integers(1, 60),
 )  # fmt: skip
 EXAMPLES = made_up(150)
 DECISIONS = some_decisions(EXAMPLES, 70)

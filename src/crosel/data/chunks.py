@@ -18,7 +18,7 @@ import numpy as np
 from crosel.data.csvfile import no_number
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
-from crosel.data.inputs import list_images
+from crosel.data.inputs import images_in
 from crosel.data.matfile import read_mat_inputs
 from crosel.data.npz import as_names, open_archive, read_array
 from crosel.data.settings import DataSettings
@@ -202,9 +202,7 @@ def _features(
 
 def _folder(path: Path, form: Form) -> Iterator[Chunk]:
     form.images(path)  # refuses before the folder is walked through
-    images = list_images(path)
-    if not images:
-        raise UserError(f"{path}: there are no images in this folder; their names must end in .jpg, .png or the like")
+    images = images_in(path)
     yield from _images(((image.relative_to(path).as_posix(), image, str(path)) for image in images), form, path)
 
 

@@ -101,10 +101,9 @@ def read_images(
     settings: DataSettings,
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
-    progress: OnImages | None = None,
 ) -> NDArray[np.uint8]:
     """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
-    pixels, bad = _read(paths, settings, places, cache_beside, progress, to_the_end=False)
+    pixels, bad = _read(paths, settings, places, cache_beside, None, to_the_end=False)
     if bad:
         raise UserError(bad[min(bad)])
     return pixels

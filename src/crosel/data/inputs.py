@@ -13,7 +13,16 @@ import numpy as np
 from crosel.data.dataset import Array, Dataset, only_rows
 from crosel.data.images import OR_SKIP, SUFFIXES, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, image_path, image_root, optional_labels, own_ids, split_rows, table_inputs
+from crosel.data.table import (
+    Table,
+    check_test_labels,
+    image_path,
+    image_root,
+    optional_labels,
+    own_ids,
+    split_rows,
+    table_inputs,
+)
 from crosel.errors import UserError
 from crosel.limits import check_plain, shown
 
@@ -29,6 +38,14 @@ class Inputs:
     labels_test: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
     bad: Mapping[int, str] = field(default_factory=dict)  # rows to be left out, and why
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The same as `list_images`, but there must be some."""
+    images = list_images(folder)
+    if not images:
+        raise UserError(f"{folder}: there are no images in this folder; their names must end in .jpg, .png or the like")
+    return images
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -48,11 +65,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
     """Read a folder of images, a csv, a jsonl or an npz file; labels are optional."""
     settings = settings or DataSettings()
     if path.is_dir():
-        images = list_images(path)
-        if not images:
-            raise UserError(
-                f"{path}: there are no images in this folder; their names must end in .jpg, .png or the like"
-            )
+        images = images_in(path)
         x, bad = read_usable_images(images, settings, None, path, progress)
         good = [row for row in range(len(images)) if row not in bad]
         ids = tuple(images[row].relative_to(path).as_posix() for row in good)
@@ -87,12 +100,7 @@ def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | Non
     labels, cells = optional_labels(table, train)
     if not len(test):
         return Inputs(x, tuple(ids), None if labels is None else tuple(labels), columns=table.feature_names)
-    for row in test:
-        if cells[row] is None:
-            raise UserError(
-                f"{table.place(int(row), 'label')}: a test row needs its true label; "
-                "fill it in, or make it a training row"
-            )
+    check_test_labels(table, test, cells)
     return Inputs(
         x[train], tuple(ids[row] for row in train), None if labels is None else tuple(labels),
         x[test], tuple(str(cells[row]) for row in test), table.feature_names,

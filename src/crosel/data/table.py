@@ -217,6 +217,15 @@ def optional_labels(table: Table, rows: Array, meaning: str = "label") -> tuple[
     return (known if len(known) == len(rows) else None), cells
 
 
+def check_test_labels(table: Table, rows: Array, labels: Sequence[str | None]) -> None:
+    for row in rows:
+        if labels[row] is None:
+            raise UserError(
+                f"{table.place(int(row), 'label')}: a test row needs its true label; "
+                "fill it in, or make it a training row"
+            )
+
+
 def index_of(table: Table, vocabulary: Vocabulary, name: str, row: int, meaning: str) -> int:
     try:
         return vocabulary[name]
@@ -238,12 +247,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     if sets is None and truth is None:
         row = next((int(row) for row in train if labels[row] is None), 0)
         raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'; add one of them")
-    for row in test:
-        if labels[row] is None:
-            raise UserError(
-                f"{table.place(int(row), 'label')}: a test row needs its true label; "
-                "fill it in, or make it a training row"
-            )
+    check_test_labels(table, test, labels)
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)
     vocabulary = Vocabulary(found, settings.classes)

@@ -189,9 +189,9 @@ class Method(nn.Module, ABC):
 
     # --- several ranks ----------------------------------------------------------------------------------------
 
-    def everyone(self, values: Tensor, batch: Batch, parts: int = 1) -> Tensor:
-        """Values of the whole batch that was drawn, from each rank's values of its own rows (of `parts` views)."""
-        return self.world.gather(values, len(batch.drawn), parts)
+    def everyone(self, values: Tensor, batch: Batch) -> Tensor:
+        """Values of the whole batch that was drawn, from each rank's values of its own rows."""
+        return self.world.gather(values, len(batch.drawn))
 
     def write(self, table: Tensor, batch: Batch, rows: Tensor) -> None:
         """Put this batch's rows into a table [n, ...], the other ranks' too."""

@@ -20,18 +20,18 @@ def number(value: float, percent: bool = False) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def nice_step(span: float, parts: int) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that cuts the span into at most `parts`."""
-    rough = span / parts
+def nice_step(span: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that cuts the span into at most five parts."""
+    rough = span / 5
     scale = 10.0 ** math.floor(math.log10(rough))
     return next((f * scale for f in (1, 2, 2.5, 5, 10) if f * scale >= rough * (1 - 1e-9)), 10 * scale)
 
 
-def ticks(low: float, high: float, parts: int = 5) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Round numbers that enclose low and high."""
     if not high > low:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
-    step = nice_step(high - low, parts)
+    step = nice_step(high - low)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
 

@@ -49,11 +49,11 @@ def bar(share: float) -> str:
     return f'<span class="bar" aria-hidden="true"><i style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></i></span>'
 
 
-def bar_table(caption: str, what: str, counts: Sequence[tuple[str, int]], total: int, note: str = "") -> str:
+def bar_table(caption: str, what: str, counts: Sequence[tuple[str, int]], total: int) -> str:
     """Counts with their share of the total, and bars in relation to the largest."""
     largest = max((c for _, c in counts), default=0) or 1
     rows = [[escape(name), f"{c:,}", percent(c / max(1, total)), bar(c / largest)] for name, c in counts]
-    return table(escape(caption), (escape(what), "examples", "share", ""), rows, "bars", note)
+    return table(escape(caption), (escape(what), "examples", "share", ""), rows, "bars")
 
 
 def stack(caption: str, parts: Sequence[tuple[str, int, str]], note: str = "") -> str:

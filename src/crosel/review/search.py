@@ -17,7 +17,6 @@ from crosel.review.store import CODES, Decisions
 State = Literal["all", "undecided", "decided", "changed", "skipped"]
 Sort = Literal["least", "most", "row"]  # confidence from below, from above, or as the data stand
 STATES: tuple[State, ...] = get_args(State)
-SORTS: tuple[Sort, ...] = get_args(Sort)
 REMEMBERED = 32  # filters whose answers are kept: turning pages asks the same again
 
 
