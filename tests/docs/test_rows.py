@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 from _blocks import docs_script
 
+from crosel.bench import expand, read_suite
 from crosel.config import RunConfig
 
 
@@ -63,6 +64,13 @@ def test_runs_fill_the_row_of_their_preset(rows: ModuleType, tmp_path: Path) -> 
     assert second[7:9] == ["accuracy 0.50 short, 10 s too long", "1810"]
     assert third[:5] == ["CIFAR-10, q = 0.1", "10 min", "95.5 %", "97.31 %, S-ratio 99.09 %, S-acc 99.79 %", "not run"]
     assert lines(rows.others(runs, tmp_path)) == []
+
+
+def test_the_suite_fast_bars_runs_every_row(rows: ModuleType, tmp_path: Path) -> None:
+    for cell in expand(read_suite("fast-bars")):
+        write_run(tmp_path / cell.name, cell.config, 0.97)
+    assert {line[4] for line in lines(rows.bars(rows.gpu_runs(tmp_path), tmp_path))} == {"97.00 %"}
+    assert len(expand(read_suite("fast-bars"))) == len(rows.BARS)
 
 
 def test_runs_with_other_settings_are_listed_and_not_taken_for_the_preset(rows: ModuleType, tmp_path: Path) -> None:
