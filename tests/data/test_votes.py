@@ -104,10 +104,42 @@ def test_wide_votes(tmp_path, features):
 def test_wide_votes_by_content_or_by_setting(tmp_path, features):
     data = read(put(tmp_path / "a.csv", WIDE.replace("annotator_", "reading")), inputs=features)
     assert counted(data) == EXPECTED
-    numbers = put(tmp_path / "b.csv", "task,r1,r2\nt1,0,1\nt2,1,\n")
-    assert "column 'r2': empty" in refused(numbers, inputs=features)
-    data = read(numbers, inputs=features, format="wide-votes")
-    assert counted(data) == {("t1", "0"): 1, ("t1", "1"): 1, ("t2", "1"): 1}
+    for none, said in (("", "blank"), ("-1", "-1"), ("nan", "nan")):
+        for rows in (f"t1,0,1\nt2,1,{none}\n", f"t2,1,{none}\nt1,0,1\n"):
+            numbers = put(tmp_path / "b.csv", "task,r1,r2\n" + rows)
+            asked = refused(numbers, inputs=features)
+            assert f"b.csv: whole numbers, some of them {said}, may be votes or scores; say which: --set data." in asked
+            data = read(numbers, inputs=features, format="wide-votes")
+            assert counted(data) == {("t1", "0"): 1, ("t1", "1"): 1, ("t2", "1"): 1}
+    assert read(put(tmp_path / "c.csv", "task,r1,r2\nt1,0,2.5\nt2,1,-1\n"), inputs=features).scores is not None
+
+
+def test_words_that_mean_no_vote_are_told_of_and_may_be_classes(tmp_path, features):
+    path = put(tmp_path / "v.csv", "task,annotator_1,annotator_2\nt1,None,cat\nt2,dog,NA\nt9,none,\n")
+    data = read(path, inputs=features)
+    assert counted(data) == {("t1", "cat"): 1, ("t2", "dog"): 1}
+    assert data.notes == (
+        "examples without a vote, left out: 1",
+        "no vote: 'NA', 'None', 'none'; if this is a class, name all classes: --set data.classes=[NAME,NAME]",
+    )
+    small = put(tmp_path / "w.csv", path.read_text().replace("None", "none"))
+    named = read(small, inputs=features, classes=("cat", "dog", "none"))
+    assert counted(named) == {("t1", "none"): 1, ("t1", "cat"): 1, ("t2", "dog"): 1, ("t9", "none"): 1}
+    assert named.notes == ("no vote: 'NA'; if this is a class, name all classes: --set data.classes=[NAME,NAME]",)
+
+
+@pytest.mark.parametrize("index", ["", "Unnamed: 0"])
+def test_the_index_that_pandas_writes(tmp_path, index):
+    """Rows that are left of a frame keep their numbers in it, so that votes and inputs are joined by these."""
+    x = str(put(tmp_path / "x.csv", f"{index},f,g\n7,1,2\n5,3,4\n1,5,6\n"))
+    data = read(put(tmp_path / "v.csv", f"{index},anna,ben\n5,cat,dog\n7,cat,\n"), inputs=x)
+    assert (data.ids, data.x.tolist()) == (("5", "7"), [[3, 4], [1, 2]])
+    data = read(put(tmp_path / "n.csv", f"{index},0,1\n5,3,4\n7,3,\n"), inputs=x, annotators=("0", "1"))
+    assert (data.ids, data.classes) == (("5", "7"), ("3", "4"))
+    data = read(put(tmp_path / "s.csv", f"{index},cat,dog\n5,0.5,0.5\n7,1,0\n"), inputs=x)
+    assert (data.ids, data.x.tolist()) == (("5", "7"), [[3, 4], [1, 2]])
+    table = read(put(tmp_path / "t.csv", f"{index},candidates,f\n0,cat|dog,1\n0,cat,2\n"))
+    assert (table.x.tolist(), table.columns, table.ids) == ([[1], [2]], ("f",), None), "no feature, and may repeat"
 
 
 MIXED = "id,f,anna,ben,g\nt1,1,cat,dog,2\nt2,3,,dog,4\nt3,5,,,6\n"
@@ -423,7 +455,7 @@ def test_scores_as_csv(tmp_path, features):
     assert sets_of(draw_candidates(data, "top-p:p=0.85", 0)) == [{"cat", "dog"}, {"bird", "cat", "dog"}]
     with pytest.raises(UserError, match="this data has scores; choose how"):
         draw_candidates(data, None, 0)
-    with pytest.raises(UserError, match="rule 'union' needs votes"):
+    with pytest.raises(UserError, match=r"rule 'union' needs votes, .* if they are votes: --set data"):
         draw_candidates(data, "union", 0)
     with pytest.raises(UserError, match="draws sets for plain labels, which this data does not have"):
         draw_candidates(data, "uniform:q=0.5", 0)

@@ -299,7 +299,7 @@ def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digit
         (["--out", tmp_path / "l.xlsx"], "l.xlsx: labels are written as .csv"),
         (["--out", tmp_path / "l.csv", "--outside-gamma", "2"], "--outside-gamma must lie between 0 and 1"),
         (["--out", tmp_path / "m.json", "--tasks", tmp_path / "none.json"], "none.json: cannot be read"),
-        (["--out", tmp_path / "nowhere" / "l.csv"], "nowhere"),
+        (["--out", found / "l.csv"], "found.csv: this is a file; give a folder"),
     ):
         refused = crosel_cli("labels", run, *arguments)
         assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err

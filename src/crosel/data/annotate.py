@@ -73,7 +73,10 @@ def apply_annotation_rule(rule: Rule, votes: ArrayLike | None, scores: ArrayLike
     v = rule.values
     if rule.name in ("union", "votes"):
         if votes is None:
-            raise UserError(f"rule '{rule}' needs votes, which this data does not have; choose another rule")
+            instead = "choose another rule"
+            if scores is not None:
+                instead = "use top-m or top-p for its scores, or, if they are votes: --set data.format=wide-votes"
+            raise UserError(f"rule '{rule}' needs votes, which this data does not have; {instead}")
         return at_least(votes, int(v.get("min", 1)))
     table = scores if scores is not None else votes
     if table is None:

@@ -58,12 +58,23 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
     if known.keys() & {"id", "path"} and others:
         if named and not any(_is_fraction(row[column]) for row in rows for column in named):
             return "wide-votes"
+        _refuse_coded_votes(path, {row[column].strip().lower() for row in rows for column in others})
         return "scores" if all(_is_number(rows[0][column]) for column in others) else "wide-votes"
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
         f"with votes or scores next to it; it has {', '.join(map(shown, header[:5]))}. "
         f"If some are annotators: {NAME_THEM}"
     )
+
+
+def _refuse_coded_votes(path: Path, cells: set[str]) -> None:
+    """Numbers alone are scores; but whole ones, of which some say "no vote", may be votes by number of the class."""
+    if cells & NO_VOTE and all(cell in NO_VOTE or (_is_number(cell) and not _is_fraction(cell)) for cell in cells):
+        none = "blank" if "" in cells else next(iter(sorted(cells & NO_VOTE)))
+        raise UserError(
+            f"{path}: whole numbers, some of them {none}, may be votes or scores; say which: "
+            "--set data.format=wide-votes or --set data.format=scores"
+        )
 
 
 def vote_columns(
@@ -163,14 +174,20 @@ def gather(
     )  # fmt: skip
 
 
-def open_csv(path: Path, settings: DataSettings) -> tuple[Table, Format]:
-    """A csv file as a table; what it holds is told by the settings, else by its header and first rows."""
+def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tuple[Table, Format]:
+    """A csv file as a table; what it holds is told by the settings, else by its header and first rows.
+
+    A first column without a name is the index that pandas writes. Where examples are joined by id, it is the id.
+    """
     source = CsvFile(path)
     header, rows = source.header, source.rows()
     first = list(islice(rows, _LOOK_AT))
     if not first:
         raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
     refuse_our_labels(header, path)
+    has = meanings(header, path).keys()
+    if not header[0] and not has & {"id", "path"} and (needs_ids or not has & {"candidates", "weight", "label"}):
+        header[0] = "id"
     kind, votes = settings.format, list[int]()
     if settings.annotators:
         kind, votes = "wide-votes", _named_columns(path, header, settings.annotators)

@@ -81,7 +81,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
     if suffix in (".csv", ".tsv"):
         from crosel.data.csvfile import open_csv
 
-        return _table_inputs(open_csv(path, DataSettings(format="table"))[0], settings, progress)
+        return _table_inputs(open_csv(path, DataSettings(format="table"), needs_ids=True)[0], settings, progress)
     if suffix in (".jsonl", ".ndjson"):
         from crosel.data.jsonl import open_jsonl
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from crosel.errors import UserError
 from crosel.limits import MAX_JSON, MAX_LINE, one_line, shown
+
+_UNNAMED = re.compile(r"Unnamed: \d+")  # how pandas writes a column again that had no name: its index, as a rule
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -50,7 +53,8 @@ class CsvFile:
             raise UserError(f"{path}, line 1: cannot read '{path.suffix}' without a line of column names")
         self._reader = csv.reader(self._again(first), delimiter=_delimiter(path, first), strict=True)
         self._end = 0
-        self.header = [name.strip() for name in self._next() or []]
+        names = [name.strip() for name in self._next() or []]
+        self.header = ["" if _UNNAMED.fullmatch(name) else name for name in names]
         seen: dict[str, int] = {}
         for column, name in enumerate(self.header, 1):
             if name and name in seen:

@@ -124,11 +124,12 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     votes: list[tuple[int, str, int, str]] = []
     voted = np.zeros(table.n, dtype=bool)
     known: dict[str, tuple[str, ...]] = {}
+    no_vote = NO_VOTE - {name.lower() for name in settings.classes or ()}  # what is named as a class is one
     for column, cells in table.texts.items():
         for row, cell in enumerate(cells):
             if cell not in known:
                 try:
-                    known[cell] = () if cell.strip().lower() in NO_VOTE else label_names(cell, settings.separator)
+                    known[cell] = () if cell.strip().lower() in no_vote else label_names(cell, settings.separator)
                 except ValueError as error:
                     raise UserError(f"{table.place(row, column)}: {error}") from None
             for label in known[cell]:
@@ -140,6 +141,8 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     at = np.cumsum(voted) - 1
     if len(kept) < table.n:
         notes.append(f"examples without a vote, left out: {table.n - len(kept)}")
+    if words := sorted(cell.strip() for cell in known if cell.strip().lower() in no_vote & {"na", "none", "null"}):
+        notes.append(f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]")
     if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
         features = f"; features: {_some(table.names)}" if table.features is not None else ""
         notes.append(f"votes: {_some(list(table.texts))}{features}")
