@@ -310,7 +310,11 @@ def load_run(
     config = folder.read_config(say)
     if needs_data:
         where = data_dir or (Path(config.data_dir) if config.data_dir else None)
-        data = folder.with_candidates(with_classes_of(load_data(config, where), config.candidates))
+        try:
+            data = load_data(config, where)
+        except UserError as error:
+            raise UserError(f"{error} (the run's settings are in {path / 'config.yaml'})") from None
+        data = folder.with_candidates(with_classes_of(data, config.candidates))
     else:
         data = folder.stand_in()
     session = build_session(config, data, device, trust_code=trust_code)

@@ -169,6 +169,12 @@ def test_jsonl_with_a_list_of_features_and_numbers_as_labels(tmp_path):
     assert data.candidates.tolist() == [[True, True], [False, True]]
 
 
+def test_long_numbers_are_ids_as_they_are(tmp_path):
+    ids = (1234567890123456789, 2**128 - 1)
+    rows = "\n".join(f'{{"id": {number}, "f": 1, "candidates": ["a"]}}' for number in ids)
+    assert read(put(tmp_path / "d.jsonl", rows)).ids == tuple(map(str, ids))
+
+
 def test_weights_alone_make_the_sets(tmp_path):
     data = read(put(tmp_path / "d.csv", "weight,f\nice:new:0.5|water:0|first:2,1\n"))
     assert sets_of(data) == [{"ice:new", "first"}]
@@ -280,7 +286,7 @@ BAD_CSV = {
     "nan": (H + "a,x,1,2\nb,x,nan,2\n", "line 3, column 'f': NaN; fill it in"),
     "infinite": (H + "a,x,1,-inf\n", "line 2, column 'g': an infinite value"),
     "too large": (H + "a,x,1,1e300\n", "line 2, column 'g': 1e+300 is too large"),
-    "after a field of two lines": (H + '"a\nb",x,1,2\n', "line 2, column 'id': label 'a\\nb' holds a character"),
+    "after a field of two lines": (H + '"a\nb",x,1,2\n', "line 2, column 'id': name 'a\\nb' holds a character"),
     "line after such a field": (H + 'a,"x\n",1,2\nb,x,1,?\n', "line 4, column 'g': '?' is not a number"),
     "same id": (H + "a,x,1,2\nb,x,1,2\na,y,3,4\n", "line 4, column 'id': id 'a' was already given in line 2"),
     "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns; fill in the rest"),
@@ -332,6 +338,8 @@ BAD_JSONL = {
     "label is a list": ('{"f": 1, "label": ["a"]}', "line 1, column 'label': \"['a']\" is not a label"),
     "label is true": ('{"f": 1, "label": true}', "line 1, column 'label': 'True' is not a label"),
     "half a character": ('{"f": 1, "label": "\\ud800"}', "line 1, column 'label': label '\\ud800' holds a character"),
+    "id is true": ('{"f": 1, "label": "a", "id": true}', "line 1, column 'id': 'True' is not a name; expected text or"),
+    "endless id": ('{"f": 1, "label": "a", "id": 1' + "0" * 40 + "}", "a number of more than 40 digits is not a name"),
     "no set": ('{"f": 1, "candidates": []}', "line 1, column 'candidates': an empty set"),
     "set of sets": ('{"f": 1, "candidates": [["a"]]}', "line 1, column 'candidates': \"['a']\" is not a label"),
     "split": ('{"f": 1, "label": "a", "split": 3}', "line 1, column 'split': '3' is neither train nor test"),

@@ -324,7 +324,7 @@ BAD_VOTES = {
         long_csv() + "t1,ann,cat\n",
         "line 7, column 'label': the vote of 'ann' on 't1' for 'cat' was already given in line 2; fix it, or leave out",
     ),
-    "no worker": ("task,worker,label\nt1,,cat\n", "line 2, column 'worker': an empty label"),
+    "no worker": ("task,worker,label\nt1,,cat\n", "line 2, column 'worker': an empty name"),
     "no inputs": (long_csv() + "t7,ann,cat\n", "has no inputs for id 't7'; fix it, or leave out what cannot be used"),
     "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was already given in line 2"),
     "no labels": ("task,worker,tick\nt1,ann,cat\n", "'worker' says who voted; name the column of the labels 'label'"),

@@ -434,6 +434,17 @@ def test_more_wrong_calls() -> None:
         clf.score(X4, np.ones((4, 3)))
 
 
+def test_a_score_of_labels_that_are_no_classes_is_warned_of() -> None:
+    """Names in training, numbers in the test: a score of 0 would look like a bad model."""
+    clf = small(epochs=1).fit(X4, [["a"], ["a", "b"], ["b"], ["b"]])
+    for y in ([0, 1, 0, 1], np.array([0, 1, 0, 1]), [[0], [0, 1], [1], [1]]):
+        with pytest.warns(UserWarning, match="no label is a class \\(0 is none; 'a' is one\\), so the score is 0"):
+            assert clf.score(X4, y) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf.score(X4, ["a", "c", "c", "c"])
+
+
 # --- scikit-learn's tools -----------------------------------------------------------------------------------------
 
 

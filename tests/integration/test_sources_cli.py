@@ -257,6 +257,7 @@ def test_a_file_in_the_data_folder(
     lost = crosel_cli("labels", "here/run", "--out", "l.csv")
     assert lost.code == 2
     assert "palm.mat: no such file or folder; if it has moved, give its folder: --data DIR" in lost.err
+    assert lost.err.endswith(f" (the run's settings are in {Path('here/run/config.yaml')})\n")
     assert crosel_cli("labels", "here/run", "--out", "l.csv", "--data", "moved").code == 0
     missing = crosel_cli("train", "none.mat", *share, "--out", "other")
     assert missing.code == 2

@@ -127,7 +127,7 @@ def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Se
 
 def check_ids(table: Table, meaning: str = "id") -> list[str]:
     """The ids as text; one that stands there twice is an error that names both lines."""
-    ids = table.parsed(meaning, label_name)
+    ids = table.parsed(meaning, partial(label_name, what="name"))
     seen: dict[str, int] = {}
     for row, name in enumerate(ids):
         if name in seen:

@@ -16,6 +16,7 @@ from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
+MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
 NO_VOTE = frozenset({"", "[]", "-1", "nan", "na", "null", "none"})
 # A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].
 _ITEM = r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{1,18})\s*"""
@@ -23,20 +24,20 @@ _SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a bla
 _LIST = re.compile(rf"\[{_ITEM}(?:,{_ITEM})*\]")
 
 
-def label_name(value: Any) -> str:
-    """One label. ValueError, for the caller to put a place before, if it is none."""
+def label_name(value: Any, what: str = "label") -> str:
+    """A label, or the name of something else. ValueError, for the caller to put a place before, if it is none."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{shown(value)} is not a label; expected a name or a whole number")
-    if isinstance(value, int) and not -(10**18) < value < 10**18:
-        raise ValueError("a number of more than 18 digits is not a label")
+        raise ValueError(f"{shown(value)} is not a {what}; expected text or a whole number")
+    if isinstance(value, int) and not -(10**MAX_DIGITS) < value < 10**MAX_DIGITS:
+        raise ValueError(f"a number of more than {MAX_DIGITS} digits is not a {what}; write it in quotes")
     name = str(value).strip()
     if not name:
-        raise ValueError("an empty label")
+        raise ValueError(f"an empty {what}")
     if len(name) > MAX_NAME:
-        raise ValueError(f"a label of {len(name)} characters; at most {MAX_NAME} are allowed")
+        raise ValueError(f"a {what} of {len(name)} characters; at most {MAX_NAME} are allowed")
     # Line breaks and half characters would spoil what is written later.
     if spoils_lines(name):
-        raise ValueError(f"label {shown(name)} holds a character that cannot be printed")
+        raise ValueError(f"{what} {shown(name)} holds a character that cannot be printed, such as a line break")
     return name
 
 

@@ -69,8 +69,8 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         raise UserError(
             f"{table.path}, line 1: votes need the columns task, worker and label; {missing[0]!r} is missing"
         )
-    tasks = table.parsed(key, label_name)
-    workers = table.parsed("worker", label_name)
+    tasks = table.parsed(key, partial(label_name, what="name"))
+    workers = table.parsed("worker", partial(label_name, what="name"))
     labels = table.parsed("label", partial(label_names, separator=settings.separator))
     first: dict[str, int] = {}  # task -> its first row
     votes: list[tuple[int, str, int, str]] = []

@@ -125,9 +125,14 @@ def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.b
             raise UserError(f"y: {matrix.shape[1]} columns for {len(classes)} classes")
         column = {label: j for j, label in enumerate(classes.tolist())}
         return matrix[np.arange(len(matrix)), [column[label] for label in predicted]]
-    if isinstance(rows, np.ndarray):
-        return np.array([label == truth for label, truth in zip(predicted, rows.tolist(), strict=True)], bool)
-    return np.array([label in row for label, row in zip(predicted, rows, strict=True)], bool)
+    sets = [[truth] for truth in rows.tolist()] if isinstance(rows, np.ndarray) else rows
+    known = classes.tolist()
+    if not any(label in known for row in sets for label in row):  # the first label that is known ends this
+        other = next((label for row in sets for label in row), None)
+        warnings.warn(
+            f"y: no label is a class ({other!r} is none; {known[0]!r} is one), so the score is 0", stacklevel=3
+        )
+    return np.array([label in row for label, row in zip(predicted, sets, strict=True)], bool)
 
 
 def _rows(given: Any) -> Array | list[list[Any]]:
