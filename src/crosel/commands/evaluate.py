@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,8 @@ def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[
     same: dict[str, Any] = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
     path = Path(locate(source, data_dir))
     if path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path):
-        same |= _without_votes(path, session)
+        with contextlib.suppress(OSError):  # told of when it is read
+            same |= _without_votes(path, session)
     other = load(source, data_dir, session.config.data.model_copy(update=same))
     other = _with_columns_of(session, other, source)
     if other.shape != session.data.shape:

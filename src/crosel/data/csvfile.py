@@ -161,8 +161,6 @@ def gather(
                 raise (UserError(f"{error}; {_WHICH_ARE_VOTES}") if votes else error) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)
-    if not lines:
-        raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
     names = [header[column] for column in numeric]
     features = None
     if numeric:
