@@ -31,7 +31,7 @@ def read(path: Path, **settings: Any) -> Dataset:
     return load(str(path), None, DataSettings(**settings))
 
 
-def refused(path: Path, *, rule: str | None = None, **settings: Any) -> str:
+def refused(path: Path, **settings: Any) -> str:
     """The one line that reading this file ends with."""
     with pytest.raises(UserError) as caught:
         read(path, **settings)
