@@ -115,12 +115,21 @@ def _named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> l
     return [header.index(name) for name in names]
 
 
-def no_number(path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str]) -> UserError:
+def no_number(
+    path: Path,
+    line: int,
+    header: Sequence[str],
+    columns: Sequence[int],
+    row: Sequence[str],
+    remedy: str = "correct it, or drop the row or the column",
+) -> UserError:
     """The error for the first cell of a row that is not a number."""
     column = next(c for c in columns if not _is_number(row[c]))
-    what = f"{shown(row[column])} is not a number" if row[column].strip() else "empty; fill it in or drop the row"
-    if _is_number(row[column].replace(",", ".", 1)):
-        what += "; write decimals with a point"
+    what = f"{shown(row[column])} is not a number; {remedy}"
+    if not row[column].strip():
+        what = "empty; fill it in or drop the row"
+    elif _is_number(row[column].replace(",", ".", 1)):
+        what = f"{shown(row[column])} is not a number; write decimals with a point"
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
 
 
@@ -157,8 +166,8 @@ def gather(
             try:
                 values.extend(map(float, take(row)))
             except ValueError:
-                error = no_number(path, line, header, numeric, row)
-                raise (UserError(f"{error}; {_WHICH_ARE_VOTES}") if votes else error) from None
+                remedies = (_WHICH_ARE_VOTES,) if votes else ()
+                raise no_number(path, line, header, numeric, row, *remedies) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)
     names = [header[column] for column in numeric]

@@ -32,12 +32,12 @@ def label_name(value: Any, what: str = "label") -> str:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits is not a {what}; write it in quotes")
     name = str(value).strip()
     if not name:
-        raise ValueError(f"an empty {what}")
+        raise ValueError(f"an empty {what}; fill it in or remove it")
     if len(name) > MAX_NAME:
         raise ValueError(f"a {what} of {len(name)} characters; at most {MAX_NAME} are allowed")
     # Line breaks and half characters would spoil what is written later.
     if spoils_lines(name):
-        raise ValueError(f"{what} {shown(name)} holds a character that cannot be printed, such as a line break")
+        raise ValueError(f"{what} {shown(name)} holds a character that cannot be printed (a line break?); remove it")
     return name
 
 
@@ -55,7 +55,7 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
         raise ValueError("an empty set; give it at least one label")
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"label {shown(twice)} appears twice")
+        raise ValueError(f"label {shown(twice)} appears twice; name it once")
     return names
 
 
@@ -87,7 +87,7 @@ def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|")
     if isinstance(value, str) and ":" in value:
         pairs = [part.rpartition(":") for part in value.split(separator)]
         if len({name.strip() for name, _, _ in pairs}) != len(pairs):
-            raise ValueError("a label with two weights")
+            raise ValueError("a label with two weights; give it one")
         value = {name: number for name, _, number in pairs}
     elif isinstance(value, str):
         value = value.split(separator)
@@ -97,16 +97,16 @@ def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|")
         found = {label_name(name): _number(number) for name, number in value.items()}
         outside = [name for name in found if names is not None and name not in names]
         if outside:
-            raise ValueError(f"a weight for {shown(outside[0])}, which is not among the candidates")
+            raise ValueError(f"a weight for {shown(outside[0])}, which is not among the candidates; add it to them")
         if not any(found.values()):
-            raise ValueError("no weight above 0")
+            raise ValueError("no weight above 0; give one label at least a weight")
         return found
     if not isinstance(value, list):
         raise ValueError(f"{shown(value)} is not a list of weights; write cat:0.7|dog:0.3")
     if names is None:
         raise ValueError("weights without names need candidates next to them; write cat:0.7|dog:0.3")
     if len(value) != len(names):
-        raise ValueError(f"{len(value)} weights for {len(names)} candidates")
+        raise ValueError(f"{len(value)} weights for {len(names)} candidates; give one for each")
     return {name: _number(number) for name, number in zip(names, value, strict=True)}
 
 
