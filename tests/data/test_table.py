@@ -78,7 +78,17 @@ def test_a_forgotten_separator_is_noticed(tmp_path, mark):
     assert sets_of(read(path, separator=mark)) == [{"cat", "dog"}, {"cat"}, {"dog"}]
 
 
+@pytest.mark.parametrize("mark", [",", ";", "/"])
+def test_a_forgotten_separator_is_noticed_where_all_sets_have_several_labels(tmp_path, mark):
+    path = put(tmp_path / "d.csv", f'candidates,f\n"cat{mark}dog",1\n"dog{mark}fox",2\n"cat{mark}fox",3\n')
+    (note,) = read(path).notes
+    assert f"looks like several; to split it: --set 'data.separator=\"{mark}\"'" in note
+    assert sets_of(read(path, separator=mark)) == [{"cat", "dog"}, {"dog", "fox"}, {"cat", "fox"}]
+
+
 def test_names_that_hold_a_comma_are_no_lists(tmp_path):
+    assert read(put(tmp_path / "a.csv", 'candidates,f\n"Rome, Italy",1\n"Pisa, Italy",2\n"a/a",3\n')).notes == ()
+    assert read(put(tmp_path / "b.csv", "candidates,f\nfox terrier,1\nred fox,2\n")).notes == ()
     assert read(put(tmp_path / "d.csv", 'candidates,f\n"hare, brown",1\n"hare, white",2\n')).notes == ()
     assert read(put(tmp_path / "e.csv", 'candidates,f\n"a,b|c",1\na,2\nb,3\n')).notes == (), "there are sets of two"
 
@@ -299,6 +309,8 @@ BAD_CSV = {
     "long label": (H + "a," + "x" * 2000 + ",1,2\n", "column 'candidates': a label of 2000 characters"),
     "same column": ("id,f,candidates,f\n", "line 1: columns 2 and 4 are both named 'f'"),
     "same meaning": ("id,item,candidates\n1,2,3\n", "line 1, column 2: 'id' and 'item' mean the same"),
+    "voters": ("task,performer,label\nt,w,a\n", "column 'performer': 'w' is not a number; correct it or"),
+    "one number": ("path,category\na.png,3\n", "line 1: 'category' alone is no table of scores, which has"),
     "no inputs": ("id,candidates\na,x\n", "line 1: there are no inputs"),
     "split": ("label,split,f\na,val,1\n", "line 2, column 'split': 'val' is neither train nor test"),
     "only tests": ("label,split,f\na,test,1\n", "all rows are for testing"),

@@ -415,7 +415,8 @@ def test_a_large_export_may_be_one_line(tmp_path):
 
 
 BAD_EXPORTS = {
-    "no list": ("{}", "line 1, column 1: expected Label Studio's JSON export"),
+    "no list": ('{"1": {"ann": "cat"}}', "column 1: expected Label Studio's JSON export"),
+    "and a way out": ("{}", "or put votes from elsewhere in a csv: task,worker,label"),
     "nothing": ("[]", "expected Label Studio's JSON export"),
     "half": ('[{"id": 1,\n "data"', "line 2, column 8: not valid JSON"),
     "a number": ("[1]", "task 1: expected an object with 'data' and 'annotations'"),

@@ -519,6 +519,9 @@ def test_sources_by_name_or_ending(tmp_path):
         load(str(other))
     with pytest.raises(UserError, match="cannot read a folder without"):
         load(str(tmp_path))
+    np.save(tmp_path / "scores.npy", np.eye(2))
+    with pytest.raises(UserError, match=r"scores\.npy: an array without a name; save it with its inputs as npz"):
+        load(str(tmp_path / "scores.npy"))
 
 
 # --- pickles without trust ----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*",
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
 _WHICH_ARE_VOTES = f"if this column holds votes, name all columns with votes: {NAME_THEM}"
+_LONG_VOTES = "correct it or drop the column; if rows are votes, name their columns task, worker and label"
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
@@ -58,6 +59,11 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
     if known.keys() & {"id", "path"} and others:
         if named and not any(_is_fraction(row[column]) for row in rows for column in named):
             return "wide-votes"
+        if len(others) == 1 and _is_number(rows[0][others[0]]):
+            raise UserError(
+                f"{path}, line 1: {shown(header[others[0]])} alone is no table of scores, which has a column for each "
+                "class; if it holds labels, name it 'label'"
+            )
         _refuse_coded_votes(path, {row[column].strip().lower() for row in rows for column in others})
         return "scores" if all(_is_number(rows[0][column]) for column in others) else "wide-votes"
     raise UserError(
@@ -166,7 +172,8 @@ def gather(
             try:
                 values.extend(map(float, take(row)))
             except ValueError:
-                remedies = (_WHICH_ARE_VOTES,) if votes else ()
+                labels_alone = kind == "table" and "label" in known and "candidates" not in known
+                remedies = (_WHICH_ARE_VOTES,) if votes else (_LONG_VOTES,) if labels_alone else ()
                 raise no_number(path, line, header, numeric, row, *remedies) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)

@@ -137,7 +137,10 @@ def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Task
 def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     tasks = read_json(path)
     if not isinstance(tasks, list) or not tasks:
-        raise UserError(f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks; {EXPORT}")
+        raise UserError(
+            f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks; {EXPORT}, "
+            "or put votes from elsewhere in a csv: task,worker,label"
+        )
     found = _read_tasks(tasks, path, settings)
     if len(found.fields) > 1 and settings.choices is None:
         first, *others = sorted(found.fields)

@@ -135,6 +135,10 @@ def _read(source: str, settings: DataSettings, progress: OnImages | None) -> Dat
         from crosel.data.matfile import read_mat
 
         return read_mat(path)
+    if suffix == ".npy":
+        raise UserError(
+            f"{path}: an array without a name; save it with its inputs as npz: np.savez('mine.npz', x=x, scores=s)"
+        )
     raise UserError(f"{path}: cannot read '{path.suffix}'; give {ENDINGS}, or one of {', '.join(NAMED)}")
 
 
