@@ -215,6 +215,8 @@ ARMS: dict[str, Arm] = {
     "co-mix alone": ((), without_selected),
     "co-mix alone, T 0.5": (("method.temperature_start=0.5",), without_selected),
     "co-mix alone, α 0.25": (("method.alpha=0.25",), without_selected),
+    "co-mix alone, T 0.5, α 0.25": (("method.temperature_start=0.5", "method.alpha=0.25"), without_selected),
+    "T 0.5 from the start, α 0.25": (("method.temperature_start=0.5", "method.alpha=0.25"), None),
     "co-mix alone, no MixUp": (("method.alpha=0.001",), without_selected),
     "co-mix alone, two weak views": ((), both(without_selected, weak_only)),
     "co-mix alone, two weak views, no MixUp": (("method.alpha=0.001",), both(without_selected, weak_only)),
