@@ -129,6 +129,10 @@ def eval(
     run: Annotated[Path, typer.Argument(help="run folder")],
     source: Annotated[str | None, typer.Argument(help="other data with true labels; default: the run's own")] = None,
     data: DataDir = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="how the source is read: NAME=VALUE, such as data.image_root=DIR; may be repeated"),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     device: Device = "auto",
     trust_code: Trust = False,
@@ -137,7 +141,7 @@ def eval(
     from crosel.commands.evaluate import evaluate_run
     from crosel.devices import pick_device
 
-    result = evaluate_run(run, source, data, pick_device(device), trust_code)
+    result = evaluate_run(run, source, data, pick_device(device), trust_code, set_ or ())
     if json_:
         typer.echo(json.dumps(result))
     else:
@@ -379,7 +383,8 @@ def _hint(error: Any) -> str:
     context = error.ctx
     hint = f"{context.command_path if context else 'crosel'} --help shows what there is"
     if hasattr(error, "option_name") and any(option.name == "set_" for option in context.command.params):
-        hint += "; settings are passed with --set, as in --set train.epochs=20"
+        example = "train.epochs=20" if context.command.name in ("train", "bench") else "data.image_size=64"
+        hint += f"; settings are passed with --set, as in --set {example}"
     return hint
 
 

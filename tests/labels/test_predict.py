@@ -202,6 +202,27 @@ def test_a_run_on_votes_or_scores_is_measured_on_a_plain_list_of_images(
     assert (refused.code, refused.err) == (2, "crosel: plain.csv: permission denied\n")
 
 
+def test_eval_is_told_how_another_source_is_read(
+    tiny_run: TinyRun, images: Path, tmp_path: Path, crosel_cli: CroselCli
+) -> None:
+    listed = tmp_path / "list.csv"
+    shutil.copy(images / "list.csv", listed)  # without its images
+    eval_ = ("eval", tiny_run.path, listed, "--device", "cpu", "--json")
+    assert f"{listed}, line 2" in crosel_cli(*eval_).err
+    there = ("--set", f"data.image_root={images}")
+    assert json.loads(crosel_cli(*eval_, *there).out)["examples"] == 10  # of the run's size, 8 x 8 in grey
+    assert "has examples of shape (3, 8, 8)" in crosel_cli(*eval_, *there, "--set", "data.image_mode=RGB").err
+    refused = crosel_cli(*eval_, "--set", "train.epochs=2")
+    assert (refused.code, refused.err) == (
+        2, f"crosel: --set train.epochs=2: the run is as it was trained; set only how {listed} is read (data.…)\n",
+    )  # fmt: skip
+    refused = crosel_cli("eval", tiny_run.path, "--set", "data.image_root=x")
+    assert (refused.code, refused.err) == (
+        2, "crosel: --set data.image_root=x: says how another source is read; name that source\n",
+    )  # fmt: skip
+    assert "unknown setting 'data.imageroot'" in crosel_cli(*eval_, "--set", "data.imageroot=x").err
+
+
 def test_a_list_of_images_starts_where_that_of_the_run_did(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(tiny_run.path, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from crosel import metrics
 from crosel.commands.predict import tell_of_dark
+from crosel.config import build_config
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Array, Dataset
@@ -25,13 +27,20 @@ from crosel.train import accuracies, predicted_probabilities, selection_accuracy
 
 
 def evaluate_run(
-    run: Path, source: str | None, data_dir: Path | None, device: torch.device, trust_code: bool = False
+    run: Path,
+    source: str | None,
+    data_dir: Path | None,
+    device: torch.device,
+    trust_code: bool = False,
+    settings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Accuracy on the run's test set, and what its training set tells; or accuracy on another source's examples."""
+    """Accuracy on the run's test set, and what its training set tells; or accuracy on another source's examples, which
+    are read by the run's settings and, over these, by `settings` (NAME=VALUE)."""
+    _check_settings(settings, source)
     session = load_run(run, device, trust_code, data_dir=data_dir, needs_data=source is None)
     result: dict[str, Any] = {"epoch": session.progress.epoch, "method": session.config.method.name}
     if source is not None:
-        x, y = _examples_of(source, session, data_dir)
+        x, y = _examples_of(source, session, data_dir, settings)
         return result | {"examples": len(x)} | accuracies(session, x, y)
     if session.data.x_test is not None and session.data.y_test is not None:
         result |= {"examples": len(session.data.x_test)}
@@ -39,14 +48,26 @@ def evaluate_run(
     return result | training_metrics(session)
 
 
-def _examples_of(source: str, session: Session, data_dir: Path | None) -> tuple[Array, Array]:
+def _check_settings(settings: Sequence[str], source: str | None) -> None:
+    for setting in settings:
+        if source is None:
+            raise UserError(f"--set {setting}: says how another source is read; name that source")
+        if not setting.strip().startswith("data."):
+            raise UserError(f"--set {setting}: the run is as it was trained; set only how {source} is read (data.…)")
+
+
+def _examples_of(source: str, session: Session, data_dir: Path | None, settings: Sequence[str]) -> tuple[Array, Array]:
     """Examples of another source, with true labels, that the run can be asked about: its test set, if it has one."""
     same: dict[str, Any] = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
+    if session.data.is_image:  # files of images are brought to the run's size and mode, whatever it was trained from
+        channels, height, _ = session.data.shape
+        same |= {"image_size": height, "image_mode": "L" if channels == 1 else "RGB"}
     path = Path(locate(source, data_dir))
     if path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path):
         with contextlib.suppress(OSError):  # told of when it is read
             same |= _without_votes(path, session)
-    other = load(source, data_dir, session.config.data.model_copy(update=same))
+    base = session.config.model_copy(update={"data": session.config.data.model_copy(update=same)})
+    other = load(source, data_dir, build_config(base=base.model_dump(), settings=settings).data)
     other = _with_columns_of(session, other, source)
     if other.shape != session.data.shape:
         raise UserError(
