@@ -21,6 +21,7 @@ from crosel.checkpoint import Checkpoint
 from crosel.config import RunConfig
 from crosel.console import Console
 from crosel.data import Dataset, draw_candidates, with_classes_of
+from crosel.data.summary import summarise
 from crosel.distributed import ONE, World
 from crosel.environment import command_line, environment
 from crosel.errors import Interrupted, UserError
@@ -142,7 +143,7 @@ def _open(
         check_batch(session)
         check_budget(session)
         folder.create(config, data, environment(command_line(), device), corrected=sorted(known))
-        for line in config.remarks():
+        for line in (*config.remarks(), *summarise(data).doubts()):
             console.say(line)
         return session
     if corrections:

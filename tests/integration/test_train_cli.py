@@ -444,6 +444,14 @@ def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: Cro
     assert "\r" not in result.err, "no live line where nobody watches"
 
 
+def test_what_nothing_can_be_learnt_of_is_said_at_the_start(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    sets = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]] * 8, dtype=bool)
+    np.savez(tmp_path / "d.npz", x=np.arange(48.0).reshape(24, 2), candidates=sets, classes=["cat", "dog", "fox"])
+    command = ("train", tmp_path / "d.npz", "--method", "cc", "--set", "train.epochs=1", "--out", tmp_path / "run")
+    first = crosel_cli(*command).err.splitlines()[0]
+    assert first == "always in the same sets, so nothing tells them apart: cat, dog"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

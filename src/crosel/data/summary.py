@@ -40,15 +40,21 @@ class Summary:
         out.append(
             f"sets with one label: {_share(self.singletons, self.n)}; with all labels: {_share(self.full, self.n)}"
         )
+        out += self.doubts()
+        if self.missing is not None:
+            out.append(f"sets without the true label: {_share(self.missing, self.n)}")
+        return [*out, *self.notes]
+
+    def doubts(self) -> list[str]:
+        """What no method can learn from these sets; also said when a run begins."""
+        out = ["there is only one class, so there is nothing to learn"] if self.k == 1 else []
         if self.never:
             out.append(f"labels in no set: {_list(self.never)}")
         for group in self.together[:_NAMED]:
             out.append(f"always in the same sets, so nothing tells them apart: {_list(group)}")
         if len(self.together) > _NAMED:
             out.append(f"… and {len(self.together) - _NAMED} more such groups")
-        if self.missing is not None:
-            out.append(f"sets without the true label: {_share(self.missing, self.n)}")
-        return [*out, *self.notes]
+        return out
 
 
 def _share(count: int, n: int) -> str:
