@@ -170,7 +170,7 @@ def test_cells_of_the_study_take_the_same_minutes_and_a_session_its_time() -> No
     parts = parts_in_header("study-cifar10")
     seconds = [[reckoned(cell, 1.7, 4.4) for cell in part] for part in parts]
     assert {round(cell / 110, 1) for part in seconds for cell in part} == {1.0}
-    assert [round(sum(part) / 1.06 + 60, -1) for part in seconds] == [1410, 1410]
+    assert [round(sum(part) / 1.06 + 60, -1) for part in seconds] == [1410, 1510]
 
 
 def test_the_short_ablations_take_the_time_that_is_said() -> None:
