@@ -133,6 +133,28 @@ def test_an_index_column_of_pandas_is_no_feature(tmp_path):
     assert data.y.tolist() == [0, 1]
 
 
+def test_only_the_first_column_can_be_the_index_of_pandas(tmp_path):
+    """A frame that went through a file twice has two of them; Unnamed: 3 may be a feature."""
+    text = ",Unnamed: 0.1,Unnamed: 0,Unnamed: 3,label\n0,0,0,7,a\n1,1,1,8,b\n"
+    data = read(put(tmp_path / "d.csv", text))
+    assert (data.x.tolist(), data.columns) == ([[7], [8]], ("Unnamed: 3",))
+
+
+def test_whole_numbers_as_pandas_writes_them_beside_blanks(tmp_path):
+    path = put(tmp_path / "d.csv", "candidates,label,f,split\n1|3,,1,train\n10,,2,train\n3,3.0,3,test\n1,10.0,4,test\n")
+    data = read(path)
+    assert (data.classes, data.y_test.tolist()) == (("1", "3", "10"), [1, 2])
+    named = read(put(tmp_path / "n.csv", "label,f\n3.0,1\n1.0,2\n"), classes=("1.0", "3.0"))
+    assert named.y.tolist() == [1, 0], "if classes are named so, they stay"
+    assert read(put(tmp_path / "v.csv", "label,f\n3.0,1\n3.1,2\n")).classes == ("3.0", "3.1"), "other numbers, too"
+
+
+def test_lists_of_long_numbers(tmp_path):
+    long = 10**39
+    data = read(put(tmp_path / "d.csv", f'candidates,f\n"[{long}, {long + 1}]",1\n"[{long}]",2\n'))
+    assert sets_of(data) == [{str(long), str(long + 1)}, {str(long)}]
+
+
 def test_class_order(tmp_path):
     rows = "".join(f"{name},1\n" for name in ("10", "9", "-2", "b", "a"))
     assert read(put(tmp_path / "d.csv", "label,f\n" + rows)).classes == ("-2", "9", "10", "a", "b")

@@ -142,6 +142,15 @@ def test_the_index_that_pandas_writes(tmp_path, index):
     assert (table.x.tolist(), table.columns, table.ids) == ([[1], [2]], ("f",), None), "no feature, and may repeat"
 
 
+def test_votes_by_number_with_blanks_are_the_same_classes_in_every_column(tmp_path):
+    """pandas writes 3.0 in columns with blanks, and 3 in those without."""
+    path = put(tmp_path / "v.csv", "id,rater_1,rater_2,f\na,3.0,3,1\nb,,5,2\nc,-1.0,3,3\n")
+    assert counted(read(path)) == {("a", "3"): 2, ("b", "5"): 1, ("c", "3"): 1}
+    x = str(put(tmp_path / "x.csv", "id,f,label\na,1,3.0\nb,2,5.0\nc,3,3.0\n"))
+    data = read(put(tmp_path / "w.csv", "id,rater_1,rater_2\na,3.0,3\nb,,5\nc,,3\n"), inputs=x)
+    assert (data.classes, data.y.tolist()) == (("3", "5"), [0, 1, 0])
+
+
 MIXED = "id,f,anna,ben,g\nt1,1,cat,dog,2\nt2,3,,dog,4\nt3,5,,,6\n"
 
 

@@ -24,6 +24,7 @@ _CHECK_EVERY = 1 << 14  # rows between looks at the memory
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
 _WHICH_ARE_VOTES = f"if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LONG_VOTES = "correct it or drop the column; if rows are votes, name their columns task, worker and label"
+_WHOLE = re.compile(r"\s*-?\d+\.0\s*")
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
@@ -188,6 +189,14 @@ def gather(
     )  # fmt: skip
 
 
+def _whole_numbers(cells: list[str]) -> list[str]:
+    """Labels 3.0 -> 3, in a column that has no others: pandas writes whole numbers so where some cells are blank."""
+    said = (cell for cell in cells if cell.strip().lower() not in NO_VOTE)
+    if not all(map(_WHOLE.fullmatch, said)):  # ends with the first of most other columns
+        return cells
+    return [cell.strip().removesuffix(".0") for cell in cells]
+
+
 def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tuple[Table, Format]:
     """A csv file as a table; what it holds is told by the settings, else by its header and first rows.
 
@@ -215,7 +224,12 @@ def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tup
     for meaning in ("candidates", "weight"):
         if votes and meaning in known and known[meaning] not in votes:
             raise UserError(f"{path}, line 1: votes cannot have a column {meaning!r}; if it is a feature, rename it")
-    return gather(path, source, chain(first, rows), kind, votes, settings.inputs is not None), kind
+    table = gather(path, source, chain(first, rows), kind, votes, settings.inputs is not None)
+    if not any(map(_WHOLE.fullmatch, settings.classes or ())):  # unless classes are named so
+        for meaning in table.columns.keys() & {"candidates", "label", "truth"}:
+            table.columns[meaning] = _whole_numbers(table.columns[meaning])
+        table.texts = {name: _whole_numbers(cells) for name, cells in table.texts.items()}
+    return table, kind
 
 
 def read_csv(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:

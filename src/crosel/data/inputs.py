@@ -81,7 +81,8 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
     if suffix in (".csv", ".tsv"):
         from crosel.data.csvfile import open_csv
 
-        return _table_inputs(open_csv(path, DataSettings(format="table"), needs_ids=True)[0], settings, progress)
+        plain = DataSettings(format="table", classes=settings.classes)
+        return _table_inputs(open_csv(path, plain, needs_ids=True)[0], settings, progress)
     if suffix in (".jsonl", ".ndjson"):
         from crosel.data.jsonl import open_jsonl
 

@@ -12,7 +12,8 @@ from typing import Any
 from crosel.errors import UserError
 from crosel.limits import MAX_JSON, MAX_LINE, one_line, shown
 
-_UNNAMED = re.compile(r"Unnamed: \d+")  # how pandas writes a column again that had no name: its index, as a rule
+# How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)
+_UNNAMED = re.compile(r"Unnamed: 0(\.\d+)*")
 
 _BOM = b"\xef\xbb\xbf"
 
