@@ -162,7 +162,7 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
         if not equals or not name.strip():
             raise UserError(f"--set {item}: write NAME=VALUE, as in --set train.epochs=20")
         *path, last = name.strip().split(".")
-        value, node = _parse_value(text, _type_of([*path, last])), tree
+        value, node = _parse_value(item, text, _type_of([*path, last])), tree
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
@@ -171,16 +171,22 @@ def _parse_set(items: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
-def _parse_value(text: str, wanted: Any) -> Any:
+def _parse_value(item: str, text: str, wanted: Any) -> Any:
     """YAML; but names and paths are text as written, whatever YAML would make of `no`, `010`, `2024` or `-`."""
     if text.strip() in ("", "~", "null"):
         return None
     is_text = wanted in (str, str | None)
     if is_text and text.strip()[0] not in "'\"":
-        return text
+        return text.strip()
+    of_names = wanted == tuple[str, ...] | None
     try:
-        value = parse_yaml(text, as_text=wanted == tuple[str, ...] | None)
+        value = parse_yaml(text, as_text=of_names)
     except yaml.YAMLError:
+        if of_names:
+            raise UserError(
+                f"--set {item}: not a list; put it in brackets, and names with other signs than letters in quotes, "
+                "as in \"['>50K','a, b']\""
+            ) from None
         return text
     if isinstance(value, str) and not is_text:  # YAML 1.1 reads 1e-4 as text
         with contextlib.suppress(ValueError):

@@ -136,6 +136,7 @@ def test_a_later_set_wins():
         ("data.inputs=a: b #c", ("data", "inputs"), "a: b #c"),
         ("data.inputs='2024'", ("data", "inputs"), "2024"),
         ("data.inputs=null", ("data", "inputs"), None),
+        ("network.name = wrn-28-2 ", ("network", "name"), "wrn-28-2"),
         ("data.separator=-", ("data", "separator"), "-"),
         ("data.separator=|", ("data", "separator"), "|"),
         ('data.separator=" "', ("data", "separator"), " "),
@@ -154,6 +155,10 @@ def test_set_takes_yaml_values(text, path, expected):
     [
         (["train.epochs"], "--set train.epochs: write NAME=VALUE, as in --set train.epochs=20"),
         (["=3"], "--set =3: write NAME=VALUE"),
+        (
+            ["data.classes=[>50K, <=50K]"],
+            "--set data.classes=[>50K, <=50K]: not a list; put it in brackets, and names ",
+        ),
         (["train=5", "train.epochs=3"], "--set train.epochs=3: 'train' already has a value"),
     ],
 )
