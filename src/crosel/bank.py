@@ -72,7 +72,10 @@ class MemoryBank(nn.Module):
         newest = self.labels[-1].long()
         mask = newest >= 0
         if 1 in criteria:
-            mask &= label_is_candidate(newest, torch.as_tensor(candidates, device=newest.device))
+            sets = torch.as_tensor(candidates, device=newest.device)
+            if sets.ndim != 2 or len(sets) != len(newest):
+                raise ValueError(f"expected candidates of shape [{len(newest)}, k], got {list(sets.shape)}")
+            mask &= label_is_candidate(newest, sets)
         if 2 in criteria:
             mask &= label_is_stable(self.labels)
         if 3 in criteria:

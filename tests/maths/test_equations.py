@@ -420,3 +420,9 @@ def test_sets_may_be_zeros_and_ones_of_any_type(kind, dtype, history):
 def test_only_criteria_that_there_are():
     with pytest.raises(ValueError, match="unknown criterion 4; choose from 1, 2 and 3"):
         MemoryBank(1, 1).select(torch.ones(1, 2, dtype=torch.bool), 0.5, criteria=(1, 4))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (4, 4), (3,), (3, 4, 1)])
+def test_sets_of_another_shape_are_told_of(shape):
+    with pytest.raises(ValueError, match=r"expected candidates of shape \[3, k\], got \["):
+        MemoryBank(1, 3).select(torch.ones(shape, dtype=torch.bool), 0.5)
