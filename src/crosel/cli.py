@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError
+from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError, counted
 
 app = typer.Typer(
     name="crosel", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -166,10 +166,10 @@ def predict(
 
     with contextlib.closing(Console()) as console:
         count = predict_file(
-            run, input, out, top, pick_device(device), trust_code, lambda done: console.show(f"{done} predictions"),
-            console.say,
+            run, input, out, top, pick_device(device), trust_code,
+            lambda done: console.show(counted(done, "prediction")), console.say,
         )  # fmt: skip
-    typer.echo(f"{count} predictions: {out}")
+    typer.echo(f"{counted(count, 'prediction')}: {out}")
 
 
 @app.command()
@@ -200,7 +200,7 @@ def labels(
 ) -> None:
     """Write the cleaned labels of the training set."""
     from crosel.devices import pick_device
-    from crosel.files import keep_apart, make_folder
+    from crosel.files import folder_of, keep_apart
     from crosel.labels import LabelStudio, check_ending, label_table, write_labels, write_outside
     from crosel.run import load_run
 
@@ -214,13 +214,14 @@ def labels(
     table = label_table(session, outside_gamma)
     if doubtful_first:
         table = table.doubtful_first()
-    make_folder(out.parent)
-    if only_outside:
-        typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the true label: {out}")
-        return
-    write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
+    with folder_of(out):
+        if only_outside:
+            typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the true label: {out}")
+            return
+        write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
     flags = Counter(flag or "clear" for flag in table.flags)
-    typer.echo(f"{len(table.flags)} labels ({', '.join(f'{n} {flag}' for flag, n in flags.most_common())}): {out}")
+    kinds = ", ".join(f"{n} {flag}" for flag, n in flags.most_common())
+    typer.echo(f"{counted(len(table.flags), 'label')} ({kinds}): {out}")
 
 
 @app.command()
@@ -277,7 +278,7 @@ def report(
     plots: Annotated[Path | None, typer.Option(help="folder for the charts as SVG and PNG; default: none")] = None,
 ) -> None:
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
-    from crosel.files import make_folder
+    from crosel.files import folder_of
     from crosel.report import write_report
     from crosel.run import RunFolder
 
@@ -286,8 +287,8 @@ def report(
     folders = [RunFolder(path) for path in runs]
     for folder in folders:
         folder.read_config()  # says what is wrong with the folder, if anything
-    make_folder(out.parent)
-    write_report(folders, out, plots=plots)
+    with folder_of(out):
+        write_report(folders, out, plots=plots)
     typer.echo(f"report: {out}")
     if plots is not None:
         typer.echo(f"plots: {plots}")
@@ -348,7 +349,7 @@ def review(
     elif (run / "config.yaml").is_file() and not (run / "review.jsonl").is_file():
         raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
     else:
-        typer.echo(f"{export_corrections(run, export):,} decisions: {export}")
+        typer.echo(f"{counted(export_corrections(run, export), 'decision')}: {export}")
 
 
 @app.command()

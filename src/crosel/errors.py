@@ -39,6 +39,11 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def counted(n: int, what: str) -> str:
+    """1 class, 2 classes, 1,000 examples."""
+    return f"{n:,} {what}{'' if n == 1 else 'es' if what.endswith('s') else 's'}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the nearest known name, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -57,6 +57,20 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+@contextmanager
+def folder_of(out: Path) -> Iterator[None]:
+    """Make the folder of a file that is to be written. If nothing comes of it, what was made goes again."""
+    missing = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
+    make_folder(out.parent)
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # only an empty folder can be removed
+                folder.rmdir()
+        raise
+
+
 def atomic_write(path: Path, content: bytes | str, durable: bool = True) -> None:
     """Write a whole file: a temporary neighbour, flushed to the disk, then renamed over the target.
 

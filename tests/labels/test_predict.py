@@ -464,6 +464,20 @@ def test_the_folder_of_an_output_is_made(tiny_run: TinyRun, images: Path, tmp_pa
         assert out.is_file()
 
 
+def test_a_command_that_fails_leaves_no_folder(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
+    (tmp_path / "bad.csv").write_text("path\nnot-there.png\n")
+    old = tmp_path / "old"
+    old.mkdir()
+    for command, out in (
+        (("predict", tiny_run.path, tmp_path / "bad.csv"), "p.csv"),
+        (("labels", tiny_run.path, "--tasks", tmp_path / "none.json"), "l.json"),
+    ):
+        for folder in (tmp_path / "new" / "below", old):
+            assert crosel_cli(*command, "--out", folder / out).code == 2
+    assert not (tmp_path / "new").exists()
+    assert list(old.iterdir()) == [], "what was there before stays, as it was"
+
+
 def test_the_ending_is_looked_at_before_the_data(tiny_run: TinyRun, tmp_path, monkeypatch, crosel_cli: CroselCli):
     monkeypatch.setattr("crosel.run.load_run", lambda *a, **k: pytest.fail("it may take minutes"))
     for out, more in (("l.xlsx", []), ("l.jsonl", ["--only-outside"])):

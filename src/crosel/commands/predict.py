@@ -12,7 +12,7 @@ import torch
 from crosel.csv_cells import csv_line
 from crosel.data.chunks import Chunk, open_inputs
 from crosel.errors import UserError, tell
-from crosel.files import atomic_write_with, keep_apart, make_folder
+from crosel.files import atomic_write_with, folder_of, keep_apart
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import predict_chunks
@@ -54,8 +54,8 @@ def predict_file(
             if progress is not None:
                 progress(count)
 
-    make_folder(out.parent)
-    atomic_write_with(out, write)
+    with folder_of(out):
+        atomic_write_with(out, write)
     if source.suffix.lower() == ".npz":
         tell_of_dark(session, brightest, source, say)
     return count

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from crosel.data.dataset import Dataset
+from crosel.errors import counted
 
 _CELLS = 1 << 24  # looked at in one go: 16 MiB
 _NAMED = 10  # names that a line lists before it counts
@@ -34,8 +35,13 @@ class Summary:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        what = f"{self.shape[0]} features" if len(self.shape) == 1 else "images of {1} x {2} x {0}".format(*self.shape)
-        out = [f"{self.n:,} examples ({what}), {self.k:,} classes" + (f", {self.n_test:,} to test" * bool(self.n_test))]
+        what = (
+            counted(self.shape[0], "feature")
+            if len(self.shape) == 1
+            else "images of {1} x {2} x {0}".format(*self.shape)
+        )
+        tests = f", {self.n_test:,} to test" * bool(self.n_test)
+        out = [f"{counted(self.n, 'example')} ({what}), {counted(self.k, 'class')}{tests}"]
         out.append(f"candidates: {self.mean_size:.2f} on average; {_histogram(self.sizes)}")
         out.append(
             f"sets with one label: {_share(self.singletons, self.n)}; with all labels: {_share(self.full, self.n)}"

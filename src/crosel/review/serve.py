@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from crosel.errors import UserError, tell
+from crosel.errors import UserError, counted, tell
 from crosel.review.app import build_app
 from crosel.review.load import load_examples
 
@@ -35,13 +35,13 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
             app, log_level="warning", access_log=False, server_header=False, ws="none", http="h11", loop="asyncio",
             limit_concurrency=256, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
         )  # fmt: skip
-        print(f"review {examples.n:,} examples at {address}", flush=True)
+        print(f"review {counted(examples.n, 'example')} at {address}", flush=True)
         print("every decision is saved at once; stop with Ctrl-C", flush=True)
         with _opened(address, open_browser), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(config).run(sockets=[listener])
         done = int((app.state.log.decisions.kinds > 0).sum())
         app.state.log.close()
-        print(f"{done:,} decisions: {run / 'review.jsonl'}", flush=True)
+        print(f"{counted(done, 'decision')}: {run / 'review.jsonl'}", flush=True)
 
 
 def listen(port: int) -> socket.socket:
