@@ -331,7 +331,11 @@ BAD_CSV = {
     "long label": (H + "a," + "x" * 2000 + ",1,2\n", "column 'candidates': a label of 2000 characters"),
     "same column": ("id,f,candidates,f\n", "line 1: columns 2 and 4 are both named 'f'"),
     "same meaning": ("id,item,candidates\n1,2,3\n", "line 1, column 2: 'id' and 'item' mean the same"),
-    "voters": ("task,performer,label\nt,w,a\n", "column 'performer': 'w' is not a number; correct it or"),
+    "voters": (
+        "task,performer,label\nt,w,a\n",
+        "column 'performer': 'w' is not a number; correct it, or drop the row or the column; if rows are votes, name "
+        "their columns task, worker and label",
+    ),
     "one number": ("path,category\na.png,3\n", "line 1: 'category' alone is no table of scores, which has"),
     "no inputs": ("id,candidates\na,x\n", "line 1: there are no inputs"),
     "split": ("label,split,f\na,val,1\n", "line 2, column 'split': 'val' is neither train nor test"),

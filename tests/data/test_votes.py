@@ -254,7 +254,12 @@ def test_annotators_by_name(tmp_path, features):
     assert (data.x.tolist(), data.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
     assert "no column 'bean' of votes (did you mean 'ben'?)" in refused(votes, annotators=("anna", "bean"))
     words = put(tmp_path / "w.csv", MIXED)
-    assert "column 'ben': 'dog' is not a number; if this column holds votes" in refused(words, annotators=("anna",))
+    said = refused(words, annotators=("anna",))
+    assert "column 'ben': 'dog' is not a number; correct it" in said
+    assert "; if this column holds votes, name all columns with votes" in said
+    blank = put(tmp_path / "b.csv", "id,anna,ben,f\na,1,2,0.5\nb,1,,0.2\n")
+    assert "line 3, column 'ben': empty; fill it in or drop the row; if this column holds votes, name" in refused(blank)
+    assert counted(read(blank, annotators=("anna", "ben"))) == {("a", "1"): 1, ("a", "2"): 1, ("b", "1"): 1}
     data = read(words, annotators=("anna", "ben"), inputs=str(put(tmp_path / "x.csv", "id,h\nt1,7\nt2,8\n")))
     assert (data.x.tolist(), data.columns) == ([[7], [8]], ("h",)), "inputs from elsewhere come first"
 

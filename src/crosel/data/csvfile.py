@@ -22,8 +22,8 @@ from crosel.limits import check_bytes, shown
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
-_WHICH_ARE_VOTES = f"if this column holds votes, name all columns with votes: {NAME_THEM}"
-_LONG_VOTES = "correct it or drop the column; if rows are votes, name their columns task, worker and label"
+_WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
+_LONG_VOTES = "; if rows are votes, name their columns task, worker and label"
 _WHOLE = re.compile(r"\s*-?\d+\.0\s*")
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
@@ -123,18 +123,13 @@ def _named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> l
 
 
 def no_number(
-    path: Path,
-    line: int,
-    header: Sequence[str],
-    columns: Sequence[int],
-    row: Sequence[str],
-    remedy: str = "correct it, or drop the row or the column",
+    path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str], or_else: str = ""
 ) -> UserError:
-    """The error for the first cell of a row that is not a number."""
+    """The error for the first cell of a row that is not a number; `or_else`: what the column may hold instead."""
     column = next(c for c in columns if not _is_number(row[c]))
-    what = f"{shown(row[column])} is not a number; {remedy}"
+    what = f"{shown(row[column])} is not a number; correct it, or drop the row or the column{or_else}"
     if not row[column].strip():
-        what = "empty; fill it in or drop the row"
+        what = f"empty; fill it in or drop the row{or_else}"
     elif _is_number(row[column].replace(",", ".", 1)):
         what = f"{shown(row[column])} is not a number; write decimals with a point"
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
@@ -174,8 +169,10 @@ def gather(
                 values.extend(map(float, take(row)))
             except ValueError:
                 labels_alone = kind == "table" and "label" in known and "candidates" not in known
-                remedies = (_WHICH_ARE_VOTES,) if votes else (_LONG_VOTES,) if labels_alone else ()
-                raise no_number(path, line, header, numeric, row, *remedies) from None
+                or_else = _WHICH_ARE_VOTES if kind != "table" else ""
+                if labels_alone and all(cell.strip() for cell in take(row)):  # a blank is no worker
+                    or_else = _LONG_VOTES
+                raise no_number(path, line, header, numeric, row, or_else) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)
     names = [header[column] for column in numeric]
