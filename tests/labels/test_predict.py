@@ -223,6 +223,16 @@ def test_eval_is_told_how_another_source_is_read(
     assert "unknown setting 'data.imageroot'" in crosel_cli(*eval_, "--set", "data.imageroot=x").err
 
 
+def test_eval_of_arrays_larger_than_image_files_may_be(tmp_path, monkeypatch, crosel_cli: CroselCli) -> None:
+    monkeypatch.chdir(tmp_path)
+    y = np.arange(8) % 2
+    np.savez("tall.npz", x=np.zeros((8, 2100, 2), np.uint8), candidates=np.eye(2, dtype=bool)[y], y=y)
+    settings = ("--method", "cc", "--set", "network.name=mlp", "--set", "train.epochs=1", "--device", "cpu")
+    assert crosel_cli("train", "tall.npz", *settings, "--out", "run").code == 0
+    found = crosel_cli("eval", "run", "tall.npz", "--device", "cpu", "--json")
+    assert json.loads(found.out)["examples"] == 8
+
+
 def test_a_list_of_images_starts_where_that_of_the_run_did(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(tiny_run.path, folder)

@@ -17,6 +17,7 @@ from crosel.config import build_config
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Array, Dataset
+from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import locate
 from crosel.data.table import meanings
 from crosel.data.text import CsvFile
@@ -61,7 +62,7 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
     same: dict[str, Any] = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
     if session.data.is_image:  # files of images are brought to the run's size and mode, whatever it was trained from
         channels, height, _ = session.data.shape
-        same |= {"image_size": height, "image_mode": "L" if channels == 1 else "RGB"}
+        same |= {"image_size": min(height, MAX_SIDE), "image_mode": "L" if channels == 1 else "RGB"}
     path = Path(locate(source, data_dir))
     if path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path):
         with contextlib.suppress(OSError):  # told of when it is read

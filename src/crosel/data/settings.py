@@ -12,13 +12,17 @@ from crosel.settings import Settings
 
 OnImages = Callable[[int, int], None]  # called with how many images are decoded, of how many
 
+MAX_SIDE = 2048  # of images that are decoded from files; arrays may have larger ones
+
 Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
 
 
 class DataSettings(Settings):
     """How files become a dataset. For digits, cifar10, cifar100 and svhn, only the settings for test sets apply."""
 
-    image_size: int = Field(32, ge=1, le=2048, description="height and width to which images are resized, in pixels")
+    image_size: int = Field(
+        32, ge=1, le=MAX_SIDE, description="height and width to which images are resized, in pixels"
+    )
     image_mode: Literal["RGB", "L"] = Field("RGB", description="RGB for colour, L for greyscale")
     image_root: str | None = Field(
         None, description="folder that image paths are relative to; default: the folder of the file"
