@@ -146,6 +146,9 @@ def test_whole_numbers_as_pandas_writes_them_beside_blanks(tmp_path):
     assert (data.classes, data.y_test.tolist()) == (("1", "3", "10"), [1, 2])
     named = read(put(tmp_path / "n.csv", "label,f\n3.0,1\n1.0,2\n"), classes=("1.0", "3.0"))
     assert named.y.tolist() == [1, 0], "if classes are named so, they stay"
+    lines = '{"candidates": [1, 3.0], "label": 3.0, "f": 1}\n{"candidates": 10.0, "label": 10, "f": 2}\n'
+    data = read(put(tmp_path / "d.jsonl", lines))
+    assert (data.classes, sets_of(data), data.y.tolist()) == (("1", "3", "10"), [{"1", "3"}, {"10"}], [1, 2])
     assert read(put(tmp_path / "v.csv", "label,f\n3.0,1\n3.1,2\n")).classes == ("3.0", "3.1"), "other numbers, too"
 
 

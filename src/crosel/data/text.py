@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 from crosel.limits import MAX_JSON, MAX_LINE, one_line, shown
 
 # How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)
@@ -86,9 +86,8 @@ class CsvFile:
                     continue
                 at = min(len(row), width) + (len(row) > width)
                 remedy = "fill in the rest" if len(row) < width else "put a cell that contains the separator in quotes"
-                raise UserError(
-                    f"{self.path}, line {line}, column {at}: {len(row)} cells for {width} columns; {remedy}"
-                )
+                cells = f"{counted(len(row), 'cell')} for {counted(width, 'column')}"
+                raise UserError(f"{self.path}, line {line}, column {at}: {cells}; {remedy}")
             yield line, row
 
 

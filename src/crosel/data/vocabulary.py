@@ -26,6 +26,8 @@ _LIST = re.compile(rf"\[{_ITEM}(?:,{_ITEM})*\]")
 
 def label_name(value: Any, what: str = "label") -> str:
     """A label, or the name of something else. ValueError, for the caller to put a place before, if it is none."""
+    if isinstance(value, float) and value.is_integer():  # as pandas writes a whole number beside missing ones
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"{shown(value)} is not a {what}; expected text or a whole number")
     if isinstance(value, int) and not -(10**MAX_DIGITS) < value < 10**MAX_DIGITS:
@@ -46,7 +48,7 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     if isinstance(value, str):
         text = value.strip()
         value = (_listed(text) or value.split(separator)) if text not in ("", "[]") else []
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):
         raise ValueError(f"{shown(value)} is not a list of labels; write cat|dog")
