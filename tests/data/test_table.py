@@ -339,8 +339,12 @@ BAD_CSV = {
         "column 'performer': 'w' is not a number; correct it, or drop the row or the column; if rows are votes, name "
         "their columns task, worker and label",
     ),
+    "photo": ("photo,candidates\n1.JPG,x\n", "column 'photo': '1.JPG' seems to be an image; name the column 'path'"),
+    "photo and voters": ("photo,ann,ben\n1.png,x,\n", "line 2, column 'photo': '1.png' seems to be an image; name"),
+    "photo, votes in rows": ("photo,worker,label\n1.png,w,x\n", "column 'photo': '1.png' seems to be an image; name"),
+    "photo beside an id": ("id,photo,ann,ben\n1,1.png,x,y\n", "column 'photo': '1.png' seems to be an image; name"),
     "one number": ("path,category\na.png,3\n", "line 1: 'category' alone is no table of scores, which has"),
-    "no inputs": ("id,candidates\na,x\n", "line 1: there are no inputs"),
+    "no inputs": ("item,candidates\na,x\n", "columns of numbers; if 'item' holds the names of images, name it 'path'"),
     "split": ("label,split,f\na,val,1\n", "line 2, column 'split': 'val' is neither train nor test"),
     "only tests": ("label,split,f\na,test,1\n", "all rows are for testing"),
     "test without label": (
@@ -371,6 +375,7 @@ BAD_JSONL = {
     "missing": ('{"f": 1, "g": 2, "label": "a"}\n{"f": 1, "label": "a"}', "line 2, column 'g': missing"),
     "one more": ('{"f": 1, "label": "a"}\n{"f": 1, "g": 1, "label": "a"}', "line 2, column 'g': not in the first row"),
     "text": ('{"f": "one", "label": "a"}', "line 1, column 'f': 'one' is not a number"),
+    "photo": ('{"photo": "1.png", "label": "a"}', "line 1, column 'photo': '1.png' seems to be an image; name the"),
     "list in list": ('{"x": [[1]], "label": "a"}', "line 1, column 'x': '[1]' is not a number"),
     "large number": ('{"x": [1' + "0" * 400 + '], "label": "a"}', "line 1, column 'x': a number too large"),
     "endless number": ('{"x": [' + "1" * 9000 + '], "label": "a"}', "line 1, column 1: not usable JSON"),

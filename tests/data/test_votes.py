@@ -262,6 +262,9 @@ def test_annotators_by_name(tmp_path, features):
     assert counted(read(blank, annotators=("anna", "ben"))) == {("a", "1"): 1, ("a", "2"): 1, ("b", "1"): 1}
     data = read(words, annotators=("anna", "ben"), inputs=str(put(tmp_path / "x.csv", "id,h\nt1,7\nt2,8\n")))
     assert (data.x.tolist(), data.columns) == ([[7], [8]], ("h",)), "inputs from elsewhere come first"
+    photos = put(tmp_path / "p.csv", "id,photo,anna\nt1,1.png,cat\nt2,2.png,dog\n")
+    assert "column 'photo': '1.png' seems to be an image" in refused(photos, annotators=("anna",))
+    assert read(photos, annotators=("anna",), inputs=str(tmp_path / "x.csv")).x.tolist() == [[7], [8]]
 
 
 def test_numbers_beside_votes_on_images_are_no_votes(tmp_path):

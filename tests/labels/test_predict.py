@@ -319,6 +319,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.jsonl", b'{"x": [1, 2, Infinity]}\n', FEATURES, "line 1, column 'x'"),
     ("a.jsonl", b'{"x": [1, 2, 1' + b"0" * 400 + b"]}\n", FEATURES, "line 1, column 'x'"),
     ("a.jsonl", b'{"id": 3}\n{"id": 4}\n', FEATURES, "line 1: 0 features"),
+    ("a.jsonl", b'{"photo": "a.png"}\n', IMAGE, "line 1: there is no column 'path', and the run was trained on images"),
     ("a.jsonl", b'{"path": 3}\n', IMAGE, "line 1, column 'path'"),
     ("a.npz", b"", IMAGE, "not a readable npz|cannot be read"),
     ("a.npz", npz(x=GOOD)[:-200], IMAGE, "not a readable npz"),

@@ -255,6 +255,8 @@ def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
         yield from _listed_images(((name, line, row.get(title)) for name, line, row in named), form, path, title)
         return
     names = _feature_names(first[1])
+    if form.is_image:
+        form.check_width(len(names), f"{path}, line {first[0]}")
     order = form.order(names, f"{path}, line {first[0]}")
     wanted = [names[at] for at in order]
     values = (

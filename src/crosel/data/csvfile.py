@@ -13,7 +13,15 @@ import numpy as np
 
 from crosel.data.dataset import Dataset
 from crosel.data.settings import DataSettings, Format, OnImages
-from crosel.data.table import Table, as_features, meanings, refuse_our_labels, split_rows, table_dataset
+from crosel.data.table import (
+    Table,
+    as_features,
+    meanings,
+    refuse_our_labels,
+    refuse_unnamed_images,
+    split_rows,
+    table_dataset,
+)
 from crosel.data.text import CsvFile
 from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.errors import UserError, did_you_mean
@@ -211,9 +219,13 @@ def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tup
     kind, votes = settings.format, list[int]()
     if settings.annotators:
         kind, votes = "wide-votes", _named_columns(path, header, settings.annotators)
-    elif kind == "auto":
-        kind = find_format(path, header, [row for _, row in first])
     known = meanings(header, path)
+    if "path" not in known and not (votes and settings.inputs):  # where both are named, nothing else is read
+        line, row = first[0]
+        rest = {name: row[c] for c, name in enumerate(header) if name and c not in votes and c not in known.values()}
+        refuse_unnamed_images(rest, f"{path}, line {line}")
+    if kind == "auto" and not votes:
+        kind = find_format(path, header, [row for _, row in first])
     if kind == "wide-votes" and not votes:
         votes = [column for column, name in enumerate(header) if name and column not in known.values()]
         if settings.format == "auto":

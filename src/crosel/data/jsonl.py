@@ -12,7 +12,7 @@ import numpy as np
 from crosel.data.csvfile import dataset_of
 from crosel.data.dataset import Dataset
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels
+from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels, refuse_unnamed_images
 from crosel.data.text import json_objects
 from crosel.errors import UserError
 from crosel.limits import check_bytes, shown
@@ -91,6 +91,7 @@ def open_jsonl(path: Path) -> Table:
         if not lines:
             refuse_our_labels(row, path)
             layout = _Layout.of(row, path, line)
+            refuse_unnamed_images({key: row[key] for key in layout.features}, place)
         layout.check(row, place)
         for meaning, key in layout.titles.items():
             if meaning not in columns:

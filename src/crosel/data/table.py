@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array, Dataset, make_dataset
-from crosel.data.images import bad_inputs_note, read_usable_images
+from crosel.data.images import SUFFIXES, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
     Vocabulary,
@@ -112,6 +112,15 @@ def meanings(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]
     return found
 
 
+def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:
+    """Columns that are taken for features or votes, although the first row has the name of an image there."""
+    for name, cell in row.items():
+        if isinstance(cell, str) and Path(cell.strip()[-10:]).suffix.lower() in SUFFIXES:
+            raise UserError(
+                f"{place}, column {shown(name)}: {shown(cell)} seems to be an image; name the column 'path', or drop it"
+            )
+
+
 def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Sequence[str]) -> NDArray[np.float32]:
     """Check numbers and bring them to single precision, with the line and column of the first that does not fit."""
     with np.errstate(over="ignore"):
@@ -174,8 +183,10 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
     if table.features is not None and table.features.shape[1]:
         return table.features, {}
     if meaning not in table.columns:
+        name = table.titles.get("id")
+        hint = f"; if {shown(name)} holds the names of images, name it 'path'" if name else ""
         raise UserError(
-            f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers"
+            f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers{hint}"
         )
     root = image_root(settings, table.path)
     paths = table.parsed(meaning, lambda cell: image_path(cell, root))
