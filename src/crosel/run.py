@@ -222,13 +222,13 @@ class RunFolder:
                 path.rename(path.with_suffix(".damaged"))
         checkpoint.prune(self.checkpoints, session.config.train.keep_checkpoints)
         p = session.progress
-        if found.checkpoint is not None:
-            lines.append(f"continuing after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
-        else:
-            lines.append(f"no {'good ' if found.damaged else ''}checkpoint yet; starting from the beginning")
         if p.epoch < session.config.train.epochs:
             with disk_errors(self / "done"):
                 (self / "done").unlink(missing_ok=True)
+        if found.checkpoint is None:
+            lines.append(f"no {'good ' if found.damaged else ''}checkpoint yet; starting from the beginning")
+        elif not self.is_done:
+            lines.append(f"continuing after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
         atomic_write(self / "metrics.jsonl", "".join(map(_line, p.rows)))
         return lines
 

@@ -198,6 +198,7 @@ def test_finished_run_says_so(tiny_run: TinyRun, tmp_path: Path, crosel_cli: Cro
         result = crosel_cli(*command, "--out", run, "--resume")
         assert result.code == 0
         assert f"{run} is already finished" in result.err
+        assert "continuing" not in result.err
         assert "test accuracy" in result.out
         assert snapshot(run) == before
 

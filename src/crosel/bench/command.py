@@ -106,7 +106,8 @@ def bench_command(
         quiet=False,
     )  # fmt: skip
     failures = failure_lines(results)
-    echo(f"{len(results) - len(failures)} of {len(results)} cells done; tables: crosel tables {out}")
+    done = len(results) - len(failures)
+    echo(f"{done} of {len(results)} cells done" + (f"; tables: crosel tables {out}" if done else ""))
     for line in failures:
         echo(f"failed: {line}")
     return not failures
