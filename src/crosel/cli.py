@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -374,9 +374,9 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
 
 
-def _give_up_stdout() -> None:
-    """Python must not try to flush again what could not be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _give_up(stream: TextIO) -> None:
+    """Python must not try to flush again what could not be written, or its exit code would be another."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _hint(error: Any) -> str:
@@ -428,7 +428,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)
     except BrokenPipeError:  # whoever read our output has gone
-        _give_up_stdout()
+        _give_up(sys.stdout)
         raise SystemExit(1) from None
     except Exception as error:
         if isinstance(error, usage_error):
@@ -437,6 +437,11 @@ def main() -> None:
         if isinstance(error, OSError) and error.filename and error.strerror:
             _fail(f"{error.filename}: {error.strerror[0].lower() + error.strerror[1:]}", 2)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # files say so with their name
-            _give_up_stdout()
+            _give_up(sys.stdout)
             _fail("the output cannot be written: no space left where it goes", 2)
         raise
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _give_up(sys.stderr)

@@ -73,9 +73,12 @@ def test_killed_at_a_chosen_moment(
     # Before the config is written there is no run yet, and the same command starts it.
     again = ("--resume",) if (run / "config.yaml").exists() else ()
     assert bool(again) == (target[:3] != "os:" or call > 4 or (call == 4 and when == "after"))
+    ended = (run / "done").exists()
     code, _, err = fork_server.run(*tiny_run.command, "--out", run, *again)
     assert code == 0, err
-    if done:
+    if ended:
+        assert err == f"{run} is already finished\n"
+    elif done:
         assert int(err.splitlines()[0].removeprefix("continuing after epoch ")) >= done, (
             "a reported epoch is never lost"
         )

@@ -574,13 +574,19 @@ def test_the_installed_script_trains(tmp_path: Path, image_npz: Path) -> None:
         ("train nothing.csv 2>&-", 2, ""),
         ("train nothing.csv 2>/dev/full", 2, ""),
         ("info >/dev/full", 2, "crosel: the output cannot be written: no space left where it goes\n"),
+        ("train IMAGES --method cc --set train.epochs=1 --out run 2>/dev/full >/dev/null", 0, ""),
     ],
 )
-def test_output_that_goes_nowhere_is_no_traceback(command: str, code: int, said: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # what is held back is written at the very end
+def test_output_that_goes_nowhere_is_no_traceback(
+    command: str, code: int, said: str, unbuffered: str, image_npz: Path, tmp_path: Path
+) -> None:
     if "/dev/full" in command and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
+    command = command.replace("IMAGES", shlex.quote(str(image_npz)))
     shell = f"{shlex.quote(sys.executable)} -m crosel {command}"
-    result = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=ENVIRONMENT)
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered}
+    result = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (code, "", said)
 
 
