@@ -13,7 +13,7 @@ from crosel.data.settings import DataSettings, OnImages
 from crosel.data.sources import load
 from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
-from crosel.files import atomic_write_with, keep_apart, make_folder
+from crosel.files import atomic_write_with, folder_of, keep_apart
 
 
 def _outside(x: Array) -> Array:
@@ -51,6 +51,6 @@ def convert(
     keep_apart(out, source, settings.inputs if settings else None)
     data = draw_candidates(with_weights(load(source, data_dir, settings, progress), rule), rule, seed)
     summary = summarise(data)
-    make_folder(out.parent)
-    write_npz(data, out)
+    with folder_of(out):
+        write_npz(data, out)
     return summary

@@ -19,7 +19,7 @@ MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
 NO_VOTE = frozenset({"", "[]", "-1", "nan", "na", "null", "none"})
 # A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].
-_ITEM = r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{1,40})\s*"""
+_ITEM = rf"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{{1,{MAX_DIGITS}}})\s*"""
 _SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a blank or a semicolon
 _LIST = re.compile(rf"\[{_ITEM}(?:,{_ITEM})*\]")
 

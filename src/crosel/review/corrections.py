@@ -13,7 +13,7 @@ import numpy as np
 from crosel.csv_cells import csv_line, unguard
 from crosel.data import Dataset
 from crosel.errors import UserError, did_you_mean
-from crosel.files import atomic_write, keep_apart, make_folder
+from crosel.files import atomic_write, folder_of, keep_apart
 from crosel.limits import MAX_LINE, shown
 from crosel.review.store import Decisions, read_lines, replay
 from crosel.run import RunFolder
@@ -37,8 +37,8 @@ def export_corrections(run: Path, out: Path) -> int:
     decisions = Decisions(n)
     replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, classes)
     keep_apart(out, run / "review.jsonl")
-    make_folder(out.parent)
-    atomic_write(out, corrections_csv(decisions, ids, classes))
+    with folder_of(out):
+        atomic_write(out, corrections_csv(decisions, ids, classes))
     return int((decisions.kinds > 0).sum())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crosel.errors import UserError, did_you_mean
-from crosel.files import atomic_write, make_folder
+from crosel.files import atomic_write, folder_of
 from crosel.tables.build import Row, Table, build
 from crosel.tables.collect import Collection, Run, collect
 from crosel.tables.paper import main_figures, paper
@@ -73,6 +73,6 @@ def tables_command(folders: Sequence[Path], form: str | None, out: Path | None, 
     if out is None:
         echo(text.rstrip("\n"))
         return
-    make_folder(out.parent)
-    atomic_write(out, text)
+    with folder_of(out):
+        atomic_write(out, text)
     echo(f"tables: {out}")
