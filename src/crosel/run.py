@@ -357,7 +357,7 @@ def what_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, A
     """The first setting that decides what is learnt and differs: its dotted name and both values."""
     was, now = dotted(old), dotted(new)
     free = set(FREE_TO_CHANGE)
-    if not {was.get("source"), now.get("source")} & NAMED.keys():
+    if not {was.get("source"), now.get("source")} & set(NAMED):
         free.add("source")  # a file may have moved; its content is compared with the run's own record of it
     return first_difference(was, now, free)
 

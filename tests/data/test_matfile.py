@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +89,6 @@ def test_a_table_that_would_not_fit_is_not_unpacked(tmp_path, monkeypatch):
     assert path.stat().st_size < 50_000
     monkeypatch.setenv("CROSEL_MEMORY_GB", "0.01")
     assert "'data' would take" in refused(path)
-
-
-def test_without_scipy_the_remedy_is_said(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    assert refused(put(tmp_path / "d.mat", b"")) == "reading .mat files needs scipy: pip install scipy"
 
 
 def write_svhn(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

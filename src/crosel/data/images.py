@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from crosel.data.image_cache import ImageCache
 from crosel.data.settings import DataSettings, OnImages
@@ -24,15 +25,7 @@ OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 
 
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("reading images needs Pillow: pip install pillow") from None
-    return Image
-
-
-def _flatten(image: Any, Image: Any) -> Any:
+def _flatten(image: Any) -> Any:
     """Modes whose conversion by Pillow would lose the picture: 16 bits and floats are clipped, alpha is ignored."""
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image, dtype=np.float64)
@@ -48,7 +41,6 @@ def _flatten(image: Any, Image: Any) -> Any:
 
 def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
     """One image, upright, on white, resized. ValueError or OSError if it cannot be."""
-    Image = _pillow()
     side = settings.image_size
     try:
         mode = os.stat(path).st_mode
@@ -60,10 +52,8 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
             # A large JPEG can be decoded at a fraction of its size, at least twice what is wanted.
             image.draft(settings.image_mode, (2 * side, 2 * side))
             if "exif" in image.info:
-                from PIL import ImageOps
-
                 ImageOps.exif_transpose(image, in_place=True)
-            flat = _flatten(image, Image)
+            flat = _flatten(image)
             if flat.mode != settings.image_mode:
                 flat = flat.convert(settings.image_mode)
             if flat.size != (side, side):
@@ -184,7 +174,7 @@ def _decode_all(
         return len(mine)
 
     done = 0
-    _pillow().init()  # registers the formats once, before threads race to do it
+    Image.init()  # registers the formats once, before threads race to do it
     with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
         warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
         tasks = [pool.submit(work, start) for start in range(0, len(rows), _BATCH)]

@@ -14,22 +14,15 @@ from crosel.errors import UserError
 from crosel.limits import check_bytes, one_line
 
 
-def _scipy_io() -> Any:
-    try:
-        import scipy.io
-    except ImportError:
-        raise UserError("reading .mat files needs scipy: pip install scipy") from None
-    return scipy.io
-
-
 def _variables(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes, without the content."""
-    io = _scipy_io()
+    from scipy.io import whosmat  # half a second, which who predicts from other files need not wait
+
     try:
         with path.open("rb") as stream:
             if stream.read(512).startswith(b"MATLAB 7.3"):
                 raise UserError(f"{path}: a MATLAB 7.3 file; save it again with -v7")
-        return {str(name): tuple(int(side) for side in shape) for name, shape, _ in io.whosmat(str(path))}
+        return {str(name): tuple(int(side) for side in shape) for name, shape, _ in whosmat(str(path))}
     except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # a damaged file raises nearly anything
@@ -37,13 +30,15 @@ def _variables(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _read(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    from scipy.io import loadmat
+
     for name in names:
         if min(shapes[name], default=0) < 0:
             raise UserError(f"{path}: '{name}' has the shape {shapes[name]}; save it again with -v7")
         # Sparse tables are dense in the end: a byte a cell. 8 bytes are MATLAB's numbers.
         check_bytes(math.prod(shapes[name]) * (8 if name == "data" else 1), f"'{name}'", path)
     try:
-        found: dict[str, Any] = _scipy_io().loadmat(str(path), variable_names=names)
+        found: dict[str, Any] = loadmat(str(path), variable_names=names)
     except Exception as error:
         raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)}); save it again with -v7") from None
     for name in names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,48 +11,16 @@ from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_plain, one_line
 
 # What is published under a name: a folder, or files.
-PUBLISHED = {
+_PUBLISHED = {
     "cifar10": ("cifar-10-batches-py",), "cifar100": ("cifar-100-python",), "cifar100-coarse": ("cifar-100-python",),
     "svhn": ("train_32x32.mat", "test_32x32.mat"),
 }  # fmt: skip
-ENDINGS = ".csv, .tsv, .jsonl, .json (Label Studio), .npz, .mat or a folder for each class"
+NAMED = ("digits", *_PUBLISHED)
+_ENDINGS = ".csv, .tsv, .jsonl, .json (Label Studio), .npz, .mat or a folder for each class"
 
 
 def _published(name: str, data_dir: Path | None) -> list[Path]:
-    return [(data_dir or Path()) / part for part in PUBLISHED.get(name, ())]
-
-
-def _digits(data_dir: Path | None) -> Dataset:
-    from crosel.data.digits import read_digits
-
-    return read_digits()
-
-
-def _cifar(name: str) -> Callable[[Path | None], Dataset]:
-    def read(data_dir: Path | None) -> Dataset:
-        from crosel.data import cifar
-
-        (folder,) = _published(name, data_dir)
-        if name == "cifar10":
-            return cifar.read_cifar10(folder)
-        return cifar.read_cifar100(folder, coarse=name == "cifar100-coarse")
-
-    return read
-
-
-def _svhn(data_dir: Path | None) -> Dataset:
-    from crosel.data.matfile import read_svhn
-
-    return read_svhn(*_published("svhn", data_dir))
-
-
-NAMED: dict[str, Callable[[Path | None], Dataset]] = {
-    "digits": _digits,
-    "cifar10": _cifar("cifar10"),
-    "cifar100": _cifar("cifar100"),
-    "cifar100-coarse": _cifar("cifar100-coarse"),
-    "svhn": _svhn,
-}
+    return [(data_dir or Path()) / part for part in _PUBLISHED.get(name, ())]
 
 
 def locate(source: str, data_dir: Path | None, moved: bool = False) -> str:
@@ -98,7 +65,7 @@ def load(
     source = locate(source, data_dir)
     try:
         check_there(source, data_dir)
-        data = NAMED[source](data_dir) if source in NAMED else _read(source, settings, progress)
+        data = _read_named(source, data_dir) if source in NAMED else _read(source, settings, progress)
         if not settings.own_test:
             data = replace(data, x_test=None, y_test=None)
         return hold_out(data, settings.test_share, settings.split_seed) if settings.test_share else data
@@ -107,6 +74,23 @@ def load(
         raise UserError(f"{error.filename or source}: {what[:1].lower()}{what[1:]}") from None
     except MemoryError:
         raise UserError(f"{source}: too large for this machine's memory") from None
+
+
+def _read_named(name: str, data_dir: Path | None) -> Dataset:
+    if name == "digits":
+        from crosel.data.digits import read_digits
+
+        return read_digits()
+    paths = _published(name, data_dir)
+    if name == "svhn":
+        from crosel.data.matfile import read_svhn
+
+        return read_svhn(*paths)
+    from crosel.data import cifar
+
+    if name == "cifar10":
+        return cifar.read_cifar10(paths[0])
+    return cifar.read_cifar100(paths[0], coarse=name == "cifar100-coarse")
 
 
 def _read(source: str, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -139,7 +123,7 @@ def _read(source: str, settings: DataSettings, progress: OnImages | None) -> Dat
         raise UserError(
             f"{path}: an array without a name; save it with its inputs as npz: np.savez('mine.npz', x=x, scores=s)"
         )
-    raise UserError(f"{path}: cannot read '{path.suffix}'; give {ENDINGS}, or one of {', '.join(NAMED)}")
+    raise UserError(f"{path}: cannot read '{path.suffix}'; give {_ENDINGS}, or one of {', '.join(NAMED)}")
 
 
 def _read_folder(path: Path, settings: DataSettings, progress: OnImages | None) -> Dataset:
