@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
@@ -194,9 +194,9 @@ def _parse_value(item: str, text: str, wanted: Any) -> Any:
     return value
 
 
-def _type_of(path: Iterable[str]) -> Any:
+def _type_of(path: Iterable[str], model: type[BaseModel] | None = None) -> Any:
     """What a setting is declared as; None for a method's own, which depend on the method, and for unknown ones."""
-    found: Any = RunConfig
+    found: Any = model or RunConfig
     for part in path:
         if not (isinstance(found, type) and issubclass(found, BaseModel)):
             return None
@@ -313,16 +313,9 @@ def _methods_with(setting: str) -> list[str]:
 
 
 def _known_names(path: list[str], tree: Mapping[str, Any]) -> list[str]:
-    model: type[BaseModel] = RunConfig
-    for part in path:
-        if part == "method":
-            name = tree.get("method", {}).get("name", "crosel")
-            model = find_method(name).Settings
-        else:
-            field = model.model_fields.get(part)
-            annotation = field.annotation if field else None
-            found = annotation if isinstance(annotation, type) else next(iter(get_args(annotation)), None)
-            if not (isinstance(found, type) and issubclass(found, BaseModel)):
-                return []
-            model = found
-    return list(model.model_fields)
+    """The settings of a section; none where it has none."""
+    if path[:1] == ["method"]:
+        section = _type_of(path[1:], find_method(tree["method"]["name"]).Settings)
+    else:
+        section = _type_of(path)
+    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
