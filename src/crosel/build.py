@@ -16,7 +16,7 @@ from crosel.errors import UserError
 from crosel.limits import one_line
 from crosel.memory import inputs_stay_on_host
 from crosel.methods.base import Method, Problem, find_method
-from crosel.nets import InputShape, NetworkFactory, network_factory, network_name
+from crosel.nets import NetworkFactory, network_factory, network_name
 from crosel.out_of_memory import is_out_of_memory
 from crosel.session import Session
 from crosel.tensors import Normaliser, TrainingTensors
@@ -28,7 +28,7 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     if "augment.flip" in left:
         augment = augment.model_copy(update={"flip": data.flips})
     if "network.name" in left:
-        network = network.model_copy(update={"name": network_name(network, InputShape(data.shape))})
+        network = network.model_copy(update={"name": network_name(network, data.shape)})
     return config.model_copy(update={"augment": augment, "network": network})
 
 
@@ -50,7 +50,7 @@ def build_session(
     `module:factory` imports code, which needs `trust_code`."""
     assert data.candidates is not None
     classes = len(data.classes)
-    factory = make_network or network_factory(config.network, InputShape(data.shape), classes, trust_code)
+    factory = make_network or network_factory(config.network, data.shape, classes, trust_code)
     batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
     if world.size > 1 and batch_size < 2 * world.size:
         raise UserError(

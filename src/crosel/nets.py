@@ -14,7 +14,6 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Protocol, cast
 
 import torch
@@ -214,60 +213,46 @@ class NetworkSettings(Settings):
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 256), description="sizes of the hidden layers of mlp")
 
 
-@dataclass(frozen=True)
-class InputShape:
-    """(d,) for features, (channels, height, width) for images."""
-
-    shape: tuple[int, ...]
-
-    @property
-    def is_image(self) -> bool:
-        return len(self.shape) == 3
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+Shape = tuple[int, ...]  # (d,) for features, (channels, height, width) for images
 
 
-def network_name(settings: NetworkSettings, inputs: InputShape) -> str:
+def network_name(settings: NetworkSettings, shape: Shape) -> str:
     """Resolve `auto`: an MLP for features, a small CNN for images under 16 pixels, WRN-28-2 otherwise."""
     if settings.name != "auto":
         return settings.name
-    if not inputs.is_image:
+    if len(shape) == 1:
         return "mlp"
-    return "small-cnn" if min(inputs.shape[1:]) < 16 else "wrn-28-2"
+    return "small-cnn" if min(shape[1:]) < 16 else "wrn-28-2"
 
 
-def network_factory(
-    settings: NetworkSettings, inputs: InputShape, classes: int, trust_code: bool = False
-) -> NetworkFactory:
+def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust_code: bool = False) -> NetworkFactory:
     """Return a function that builds one network. `module:factory` names need `trust_code`: they import code.
 
-    A user's factory is called as `factory(classes=k, shape=inputs.shape)`.
+    A user's factory is called as `factory(classes=k, shape=shape)`.
     """
-    name = network_name(settings, inputs)
+    name = network_name(settings, shape)
     wrn = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
-    if (wrn or name in ("small-cnn", "resnet-18")) and not inputs.is_image:
+    if (wrn or name in ("small-cnn", "resnet-18")) and len(shape) == 1:
         raise UserError(f"network '{name}' is for images, but the data has features; use --set network.name=mlp")
     if wrn:
         depth, width = int(wrn[1]), int(wrn[2])
-        return lambda: WideResNet(depth, width, classes, inputs.shape[0])
+        return lambda: WideResNet(depth, width, classes, shape[0])
     if name == "resnet-18":
-        return lambda: ResNet18(classes, inputs.shape[0])
+        return lambda: ResNet18(classes, shape[0])
     if name == "small-cnn":
-        return lambda: SmallCNN(classes, inputs.shape[0], settings.width)
+        return lambda: SmallCNN(classes, shape[0], settings.width)
     if name == "mlp":
-        return lambda: MLP(inputs.size, classes, settings.hidden)
+        return lambda: MLP(math.prod(shape), classes, settings.hidden)
     if ":" in name:
         if not trust_code:
             raise UserError(f"network '{name}' is code from outside crosel; add --trust-code if you trust it")
-        return _imported(name, classes, inputs)
+        return _imported(name, classes, shape)
     known = ("auto", "small-cnn", "mlp", "resnet-18", "wrn-28-2", "wrn-34-10")
     there = "choose from auto, small-cnn, mlp, resnet-18, wrn-D-W, module:factory"
     raise UserError(f"unknown network '{name}'{did_you_mean(name, known)}; {there}")
 
 
-def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
+def _imported(name: str, classes: int, shape: Shape) -> NetworkFactory:
     module_name, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
         sys.path.append(here)  # last, so that a file here takes the place of no installed package
@@ -280,10 +265,10 @@ def _imported(name: str, classes: int, inputs: InputShape) -> NetworkFactory:
         ) from None
     if not callable(factory):
         raise UserError(f"network '{name}' is not a function that builds a network; give MODULE:FUNCTION")
-    return bound_factory(factory, classes, inputs.shape, f"network '{name}'")
+    return bound_factory(factory, classes, shape, f"network '{name}'")
 
 
-def bound_factory(factory: UserFactory, classes: int, shape: tuple[int, ...], what: str) -> NetworkFactory:
+def bound_factory(factory: UserFactory, classes: int, shape: Shape, what: str) -> NetworkFactory:
     """Bind a user's factory to the problem, and check what it returns; `what` it is called in an error."""
 
     def build() -> nn.Module:

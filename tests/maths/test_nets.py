@@ -20,7 +20,6 @@ from crosel.errors import UserError
 from crosel.nets import (
     MLP,
     Classifier,
-    InputShape,
     NetworkSettings,
     ResNet18,
     SmallCNN,
@@ -113,7 +112,7 @@ def test_resnet_18_has_11_2_million_parameters_and_takes_0_56_billion_multiply_a
 
 
 def test_resnet_18_by_name():
-    network = network_factory(NetworkSettings(name="resnet-18"), InputShape((1, 8, 8)), 4)()
+    network = network_factory(NetworkSettings(name="resnet-18"), (1, 8, 8), 4)()
     assert network.train()(torch.randn(3, 1, 8, 8)).shape == (3, 4)
     assert network.features(torch.randn(3, 1, 8, 8)).shape == (3, 512)
 
@@ -265,8 +264,8 @@ def test_a_classifier_needs_features():
     ],
 )  # fmt: skip
 def test_auto_chooses_by_shape(shape, expected):
-    assert network_name(NetworkSettings(), InputShape(shape)) == expected
-    assert network_name(NetworkSettings(name="mlp"), InputShape(shape)) == "mlp"
+    assert network_name(NetworkSettings(), shape) == expected
+    assert network_name(NetworkSettings(name="mlp"), shape) == "mlp"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,7 @@ def test_auto_chooses_by_shape(shape, expected):
     ],
 )
 def test_factories_build_what_was_asked_for(settings, shape, kind, count):
-    factory = network_factory(settings, InputShape(shape), classes=4)
+    factory = network_factory(settings, shape, classes=4)
     first, second = factory(), factory()
     assert isinstance(first, kind)
     assert first is not second
@@ -290,7 +289,7 @@ def test_factories_build_what_was_asked_for(settings, shape, kind, count):
 @pytest.mark.parametrize("name", ["wrn-28-2", "resnet-18", "small-cnn"])
 def test_image_networks_refuse_features(name):
     with pytest.raises(UserError, match=rf"'{name}' is for images.*--set network\.name=mlp"):
-        network_factory(NetworkSettings(name=name), InputShape((5,)), 3)
+        network_factory(NetworkSettings(name=name), (5,), 3)
 
 
 @pytest.mark.parametrize(
@@ -303,12 +302,12 @@ def test_image_networks_refuse_features(name):
 )
 def test_unknown_names(name, message):
     with pytest.raises(UserError, match=message):
-        network_factory(NetworkSettings(name=name), InputShape((3, 8, 8)), 3)
+        network_factory(NetworkSettings(name=name), (3, 8, 8), 3)
 
 
 def test_a_wrong_depth_by_name():
     with pytest.raises(UserError, match="not 33"):
-        network_factory(NetworkSettings(name="wrn-33-2"), InputShape((3, 8, 8)), 3)()
+        network_factory(NetworkSettings(name="wrn-33-2"), (3, 8, 8), 3)()
 
 
 @pytest.mark.parametrize("values", [{"width": 0}, {"widht": 3}, {"hidden": ("a",)}])
@@ -342,7 +341,7 @@ def user_module(monkeypatch) -> str:
 
 
 def test_own_factory_by_import_string(user_module):
-    factory = network_factory(NetworkSettings(name=f"{user_module}:linear"), InputShape((3, 2, 2)), 4, trust_code=True)
+    factory = network_factory(NetworkSettings(name=f"{user_module}:linear"), (3, 2, 2), 4, trust_code=True)
     assert factory()(torch.zeros(5, 3, 2, 2)).shape == (5, 4)
     assert sys.modules[user_module].calls == [(4, (3, 2, 2))]
 
@@ -351,13 +350,13 @@ def test_own_factory_needs_trust(monkeypatch):
     """Nothing is imported before trust is given."""
     monkeypatch.setattr("crosel.nets.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
     with pytest.raises(UserError, match=r"'somewhere:build' is code from outside crosel; add --trust-code"):
-        network_factory(NetworkSettings(name="somewhere:build"), InputShape((5,)), 3)
+        network_factory(NetworkSettings(name="somewhere:build"), (5,), 3)
 
 
 @pytest.mark.parametrize("name", ["no_such_module_here:f", "math:no_such_name", ":f", "math:"])
 def test_own_factory_that_cannot_be_imported(name):
     with pytest.raises(UserError, match=rf"network '{name}' cannot be imported \(.*\); check the name"):
-        network_factory(NetworkSettings(name=name), InputShape((5,)), 3, trust_code=True)
+        network_factory(NetworkSettings(name=name), (5,), 3, trust_code=True)
 
 
 def test_own_factory_in_the_working_folder(tmp_path, monkeypatch):
@@ -370,16 +369,16 @@ def test_own_factory_in_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     settings = NetworkSettings(name="net_of_mine:make")
     with pytest.raises(UserError, match=r"\(No module named 'net_of_mine'\); check the name, and that its file is in"):
-        network_factory(settings, InputShape((5,)), 3, trust_code=True)
+        network_factory(settings, (5,), 3, trust_code=True)
     monkeypatch.chdir(tmp_path)
-    assert network_factory(settings, InputShape((5,)), 3, trust_code=True)()(torch.zeros(2, 5)).shape == (2, 3)
+    assert network_factory(settings, (5,), 3, trust_code=True)()(torch.zeros(2, 5)).shape == (2, 3)
     with pytest.raises(UserError, match=r"cannot be imported \(module 'colorsys' has no attribute 'make'\)"):
-        network_factory(NetworkSettings(name="colorsys:make"), InputShape((5,)), 3, trust_code=True)
+        network_factory(NetworkSettings(name="colorsys:make"), (5,), 3, trust_code=True)
     monkeypatch.delitem(sys.modules, "net_of_mine")
 
 
 def test_own_factory_that_returns_no_module(user_module):
-    factory = network_factory(NetworkSettings(name=f"{user_module}:nothing"), InputShape((5,)), 3, trust_code=True)
+    factory = network_factory(NetworkSettings(name=f"{user_module}:nothing"), (5,), 3, trust_code=True)
     with pytest.raises(UserError, match=r"returned NoneType, not a torch\.nn\.Module"):
         factory()
 
@@ -388,7 +387,7 @@ def test_own_factory_that_returns_no_module(user_module):
 def test_own_factory_that_is_none(name, user_module):
     name = name.format(user_module)
     with pytest.raises(UserError, match="network"):
-        network_factory(NetworkSettings(name=name), InputShape((5,)), 3, trust_code=True)()
+        network_factory(NetworkSettings(name=name), (5,), 3, trust_code=True)()
 
 
 # --- seeds --------------------------------------------------------------------------------------------------------
@@ -430,8 +429,3 @@ def test_building_networks_leaves_cuda_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", touched.append)
     starting_weights(1)
     assert touched == []
-
-
-def test_input_shape():
-    assert (InputShape((7,)).size, InputShape((7,)).is_image) == (7, False)
-    assert (InputShape((3, 4, 5)).size, InputShape((3, 4, 5)).is_image) == (60, True)
