@@ -140,7 +140,7 @@ class Method(nn.Module, ABC):
     """Base class: one network, one stream of weak views, prediction by softmax."""
 
     name: ClassVar[str]
-    title: ClassVar[str]
+    title: ClassVar[str]  # what reports call it
     paper: ClassVar[str]
     Settings: ClassVar[type[MethodSettings]]
     passes: ClassVar[float] = 1  # views of an example that a step keeps for the backward pass, for the memory estimate

@@ -32,7 +32,7 @@ class CCSettings(MethodSettings):
 @register
 class CC(Method):
     name = "cc"
-    title = "CC: classifier-consistent loss"
+    title = "CC"
     paper = "Feng et al., Provably Consistent Partial-Label Learning, NeurIPS 2020"
     Settings = CCSettings
     settings: CCSettings

@@ -88,7 +88,7 @@ class CRDPLLSettings(MethodSettings):
 @register
 class CRDPLL(Method):
     name = "crdpll"
-    title = "CRDPLL: consistency regularisation"
+    title = "CRDPLL"
     paper = "Wu et al., Revisiting Consistency Regularization for Deep Partial Label Learning, ICML 2022"
     Settings = CRDPLLSettings
     passes = 3

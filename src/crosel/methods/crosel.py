@@ -191,7 +191,7 @@ class CroSelSettings(MethodSettings):
 @register
 class CroSel(Method):
     name = "crosel"
-    title = "CroSel: cross selection of confident pseudo labels"
+    title = "CroSel"
     paper = "Tian et al., CroSel: Cross Selection of Confident Pseudo Labels for Partial-Label Learning, CVPR 2024"
     Settings = CroSelSettings
     passes = 3

@@ -75,7 +75,7 @@ class LWSSettings(MethodSettings):
 @register
 class LWS(Method):
     name = "lws"
-    title = "LWS: leveraged weighted loss (sigmoid)"
+    title = "LWS"
     paper = "Wen et al., Leveraged Weighted Loss for Partial Label Learning, ICML 2021"
     Settings = LWSSettings
 

@@ -111,7 +111,7 @@ class PiCOSettings(MethodSettings):
 @register
 class PiCO(Method):
     name = "pico"
-    title = "PiCO: contrastive label disambiguation"
+    title = "PiCO"
     paper = "Wang et al., PiCO: Contrastive Label Disambiguation for Partial Label Learning, ICLR 2022"
     Settings = PiCOSettings
     passes = 1.25  # the queries; the keys only for a moment

@@ -96,7 +96,7 @@ class PoPSettings(MethodSettings):
 @register
 class PoP(Method):
     name = "pop"
-    title = "PoP: progressive purification"
+    title = "PoP"
     paper = "Xu et al., Progressive Purification for Instance-Dependent Partial Label Learning, ICML 2023"
     Settings = PoPSettings
     passes = 3

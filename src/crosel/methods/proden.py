@@ -54,7 +54,7 @@ class PRODENSettings(MethodSettings):
 @register
 class PRODEN(Method):
     name = "proden"
-    title = "PRODEN: progressive identification"
+    title = "PRODEN"
     paper = "Lv et al., Progressive Identification of True Labels for Partial-Label Learning, ICML 2020"
     Settings = PRODENSettings
 
