@@ -10,12 +10,13 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from crosel import checkpoint
 from crosel.build import build_session
@@ -43,6 +44,24 @@ _SAVING = OneLine(
 )  # the copy is in the host's memory, whatever trains
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
+
+
+@dataclass(frozen=True)
+class SavedSets:
+    """What candidates.npz holds: the run's sets, and what tells whether data are those that it was made with."""
+
+    candidates: NDArray[np.bool_]  # [n, k]
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]  # of an example
+    fingerprint: str  # of the training inputs
+    corrected: NDArray[np.int64]  # rows whose sets corrections have replaced: there they differ from the source's own
+    y: NDArray[np.int64] | None
+    columns: tuple[str, ...] | None
+    given_ids: NDArray[np.str_] | None
+
+    @property
+    def ids(self) -> list[str]:
+        return list(map(str, range(len(self.candidates)) if self.given_ids is None else self.given_ids))
 
 
 class RunFolder:
@@ -155,10 +174,7 @@ class RunFolder:
     # --- candidate sets ---------------------------------------------------------------------------------------
 
     def write_candidates(self, data: Dataset, corrected: Sequence[int] = ()) -> None:
-        """The drawn sets are part of the run: they are saved once and read back ever after.
-
-        The rows whose sets were replaced by corrections are named, since there they differ from the source's own.
-        """
+        """The drawn sets are part of the run: they are saved once and read back ever after."""
         arrays: dict[str, Any] = {
             "candidates": data.candidates, "classes": np.array(data.classes), "shape": np.array(data.shape),
             "data": np.array(data.fingerprint()), "corrected": np.array(corrected, np.int64),
@@ -171,15 +187,18 @@ class RunFolder:
             arrays["columns"] = np.array(data.columns)
         atomic_write_with(self / "candidates.npz", lambda stream: np.savez_compressed(stream, **arrays))
 
-    def read_candidates(self) -> dict[str, Any]:
+    def read_candidates(self) -> SavedSets:
         path = self / "candidates.npz"
         try:
             with np.load(path, allow_pickle=False) as archive, zipfile.ZipFile(path) as members:
                 check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
-                return {
-                    name: archive[name]
-                    for name in ("candidates", "classes", "shape", "data", "corrected", *archive.files)
-                }
+                y, ids, columns = (archive.get(name) for name in ("y", "ids", "columns"))
+                return SavedSets(
+                    archive["candidates"].astype(bool), tuple(map(str, archive["classes"])),
+                    tuple(map(int, archive["shape"])), str(archive["data"]), archive["corrected"],
+                    y=None if y is None else y.astype(np.int64),
+                    columns=None if columns is None else tuple(map(str, columns)), given_ids=ids,
+                )  # fmt: skip
         except UserError:
             raise
         except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
@@ -193,15 +212,13 @@ class RunFolder:
         changed = _changed(saved, data)
         if changed is not None:
             raise UserError(f"{self.path} was trained on other data: {changed}; restore the original data")
-        return replace(data, candidates=saved["candidates"])
+        return replace(data, candidates=saved.candidates)
 
     def stand_in(self) -> Dataset:
         """The shape and classes of the run's data without the data: enough to predict anywhere."""
         saved = self.read_candidates()
-        shape = tuple(int(side) for side in saved["shape"])
-        x = np.zeros((1, *shape), np.uint8 if len(shape) == 3 else np.float32)
-        columns = tuple(map(str, saved["columns"])) if "columns" in saved else None
-        return Dataset(x, tuple(map(str, saved["classes"])), saved["candidates"], columns=columns)
+        x = np.zeros((1, *saved.shape), np.uint8 if len(saved.shape) == 3 else np.float32)
+        return Dataset(x, saved.classes, saved.candidates, columns=saved.columns)
 
     # --- going on ---------------------------------------------------------------------------------------------
 
@@ -371,21 +388,20 @@ def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[s
     return None
 
 
-def _changed(saved: Mapping[str, Any], data: Dataset) -> str | None:
+def _changed(saved: SavedSets, data: Dataset) -> str | None:
     """In what the data are not those that the run folder's candidates.npz is about."""
-    sets = saved["candidates"]
+    sets = saved.candidates
     if sets.shape != (data.n, len(data.classes)):
         return f"{sets.shape[0]} examples and {sets.shape[1]} classes, now {data.n} and {len(data.classes)}"
-    if str(saved["data"]) != data.fingerprint():
+    if saved.fingerprint != data.fingerprint():
         return "x or the class names have changed"
     if data.candidates is not None:
         changed = (data.candidates != sets).any(axis=1)
-        changed[saved["corrected"]] = False
+        changed[saved.corrected] = False
         if changed.any():
             return f"the candidate set of example {int(changed.argmax())} has changed"
-    if (data.y is not None) != ("y" in saved) or (data.y is not None and not np.array_equal(data.y, saved["y"])):
-        return "the true labels (y) have changed"
-    return None
+    same = data.y is saved.y if data.y is None or saved.y is None else np.array_equal(data.y, saved.y)
+    return None if same else "the true labels (y) have changed"
 
 
 def _line(row: Row) -> str:

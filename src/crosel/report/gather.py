@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class RunData:
     selection: SavedSelection | None  # None: the method does not select, or the run is not finished
     predictions: Predictions
     fingerprint: str  # of the training inputs
-    columns: tuple[str, ...] = ()  # names of the features, where the run knows them
+    columns: tuple[str, ...]  # names of the features, where the run knows them
 
     @property
     def n(self) -> int:
@@ -64,7 +64,7 @@ class RunData:
 
     @property
     def method_title(self) -> str:
-        return find_method(self.config.method.name).title.partition(":")[0]
+        return find_method(self.config.method.name).title
 
     @property
     def seconds(self) -> float:
@@ -116,25 +116,17 @@ def gather(folders: Sequence[RunFolder]) -> list[RunData]:
 def _read(folder: RunFolder, name: str) -> RunData:
     config = folder.read_config()
     saved = folder.read_candidates()
-    classes = tuple(map(str, saved["classes"]))
-    sets = saved["candidates"].astype(bool)
-    truth = saved["y"].astype(np.int64) if "y" in saved else None
-    labels = _read_labels(folder / "labels.csv", classes, len(sets))
+    sets = saved.candidates
     return RunData(
         name, folder.path, config, folder.read_metrics(), read_environment(folder / "environment.json"),
-        classes, sets, truth, labels,
-        read_selection(folder / "selection.npz", len(sets)),
-        read_predictions(folder / "predictions.npz", len(sets), len(classes)), str(saved["data"]),
-        saved_columns(saved),
+        saved.classes, sets, saved.y, labels_by_columns(folder / "labels.csv", saved.classes, len(sets)),
+        read_selection(folder / "selection.npz", len(sets)), read_predictions(folder / "predictions.npz", *sets.shape),
+        saved.fingerprint, saved.columns or (),
     )  # fmt: skip
 
 
-def saved_columns(saved: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
-    """Names of the features; none for images, and for arrays without names."""
-    return tuple(map(str, saved["columns"])) if "columns" in saved else ()
-
-
-def _read_labels(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
+def labels_by_columns(path: Path, classes: tuple[str, ...], n: int) -> Labels | None:
+    """None where the file is not there."""
     if not path.is_file():
         return None
     number = {name: j for j, name in enumerate(classes)}

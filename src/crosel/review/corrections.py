@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,12 @@ def export_corrections(run: Path, out: Path) -> int:
     folder = RunFolder(run)
     folder.read_config()  # says what is wrong with the folder, if anything
     saved = folder.read_candidates()
-    n, classes, ids = len(saved["candidates"]), tuple(map(str, saved["classes"])), saved_ids(saved)
-    decisions = Decisions(n)
-    replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, classes)
+    ids, decisions = saved.ids, Decisions(len(saved.candidates))
+    replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes)
     keep_apart(out, run / "review.jsonl")
     with folder_of(out):
-        atomic_write(out, corrections_csv(decisions, ids, classes))
+        atomic_write(out, corrections_csv(decisions, ids, saved.classes))
     return int((decisions.kinds > 0).sum())
-
-
-def saved_ids(saved: Mapping[str, Any]) -> list[str]:
-    """The examples' names as the run folder keeps them."""
-    return list(map(str, saved["ids"] if "ids" in saved else range(len(saved["candidates"]))))
 
 
 def read_corrections(path: Path, data: Dataset) -> dict[int, int]:

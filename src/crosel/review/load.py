@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from crosel.config import RunConfig
 from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.labels import FLAGS, read_labels
+from crosel.labels import FLAGS
 from crosel.methods.base import find_method
 from crosel.outcome import read_predictions, read_selection
-from crosel.report.gather import saved_columns, training_inputs
-from crosel.review.corrections import saved_ids
+from crosel.report.gather import labels_by_columns, training_inputs
 from crosel.review.examples import Array, Examples
 from crosel.run import RunFolder, load_run
 from crosel.session import Session
@@ -32,22 +31,19 @@ def load_examples(run: Path) -> Examples:
     folder = RunFolder(run)
     config, saved = folder.read_config(), folder.read_candidates()
     path = folder / "labels.csv"
-    if not path.is_file():
+    labels = labels_by_columns(path, saved.classes, len(saved.candidates))
+    if labels is None:
         raise UserError(
             f"{run} has no labels.csv yet; finish the run, or write it with: crosel labels {run} --out {path}"
         )
-    rows, classes, sets = read_labels(path), tuple(map(str, saved["classes"])), saved["candidates"].astype(bool)
-    number = {name: j for j, name in enumerate(classes)}
-    labels = np.array([number.get(row.label, -1) for row in rows], np.int64)
-    confidence = np.array([row.confidence for row in rows], np.float32)
-    if len(rows) != len(sets) or (labels < 0).any() or not np.isfinite(confidence).all():
+    if (labels.labels < 0).any() or not np.isfinite(labels.confidence).all():
         raise UserError(f"{path}: not the labels of this run; write them again with: crosel labels {run} --out {path}")
-    method = find_method(config.method.name).title.partition(":")[0]
+    about = f"{find_method(config.method.name).title} on {Path(config.source).name}"
+    flags = np.array([FLAGS.index(flag) for flag in labels.flags], np.int8)
     examples = Examples(
-        run.resolve().name, f"{method} on {Path(config.source).name}", saved_ids(saved), classes, sets, labels,
-        confidence, [row.selected for row in rows], np.array([FLAGS.index(row.flag) for row in rows], np.int8),
-        str(saved["data"]), selection=read_selection(folder / "selection.npz", len(sets)),
-        columns=saved_columns(saved),
+        run.resolve().name, about, saved.ids, saved.classes, saved.candidates, labels.labels,
+        labels.confidence.astype(np.float32), labels.selected, flags, saved.fingerprint,
+        selection=read_selection(folder / "selection.npz", len(saved.candidates)), columns=saved.columns or (),
     )  # fmt: skip
     examples.probabilities = _saved_probabilities(folder, examples)
     if examples.probabilities is None:
