@@ -79,6 +79,14 @@ def figures() -> dict[str, Figure]:
         "q = 0.1": rows("cifar100-q0.1-30min/crosel-seed0"),
         "superclass": rows("cifar100-superclass-q0.5-30min/crosel-seed0"),
     }
+    by_q = {q: rows(f"cifar10-q{q}-10min/crosel-seed0") for q in ("0.1", "0.3", "0.5")}
+    cells = {
+        "as it is": rows("cifar10-study/nothing-seed0"),
+        "T = 0.5 at once": rows("cifar10-study/T-0.5-from-the-start-seed0"),
+        "λ_cr = 4 at once": rows("cifar10-study/lambda-4-from-the-start-seed0"),
+        "α = 0.25": rows("cifar10-study/milder-mixup-seed0"),
+        "milder views": rows("cifar10-study/milder-strong-views-seed0"),
+    }
     where = "cifar10-q0.5-60-epochs, cifar10-q0.5-restart, cifar10-q0.5-10min/crosel-seed0"
     return {
         "selection": Figure(
@@ -101,6 +109,15 @@ def figures() -> dict[str, Figure]:
             "Digits: share selected, mean of three seeds", "digits-q0.3, digits-q0.5",
             [mean_line(f"q = {q}", runs, "selection_ratio") for q, runs in digits.items()], 1,
             mark=end_of_warm_up(digits["0.3"][0]),
+        ),
+        "ambiguity-cifar10": Figure(
+            "CIFAR-10, WRN-16-8, 70 epochs: share selected", "cifar10-q…-10min/crosel-seed0",
+            [line(f"q = {q}", run, "selection_ratio") for q, run in by_q.items()], 1, mark=end_of_warm_up(by_q["0.5"]),
+        ),
+        "cells": Figure(
+            "CIFAR-10, q = 0.5, ResNet-18: share selected when one thing is changed", "cifar10-study",
+            [line(name, run, "selection_ratio") for name, run in cells.items()], 1,
+            mark=end_of_warm_up(cells["as it is"]),
         ),
         "study": Figure(
             "Share selected under four settings (CIFAR-10, 24 epochs)", "cifar10-q0.5-study",
