@@ -118,7 +118,7 @@ class RunFolder:
                 such_as = f"; it contains runs, such as {min(inside).parent}" if inside else ""
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
-            return self._config_on_disk()
+            return check_config(read_yaml(self / "config.yaml"), place=f"{self / 'config.yaml'}: ")
         except UserError:
             found = checkpoint.load_newest(self.checkpoints).checkpoint
             if found is None or not isinstance(found.state.get("config"), dict):
@@ -127,12 +127,10 @@ class RunFolder:
             say(f"{self / 'config.yaml'} is damaged; using the settings from the newest checkpoint")
             return config
 
-    def _config_on_disk(self) -> RunConfig:
-        return check_config(read_yaml(self / "config.yaml"), place=f"{self / 'config.yaml'}: ")
-
     def take_config(self, config: RunConfig) -> None:
         """Refuse to go on with other settings than the run was started with; note those that may change."""
-        old, new = self.read_config().model_dump(mode="json"), config.model_dump(mode="json")
+        damaged: list[str] = []  # a line that says so
+        old, new = self.read_config(damaged.append).model_dump(mode="json"), config.model_dump(mode="json")
         changed = what_changed(old, new)
         if changed is not None:
             name, was, now = changed
@@ -140,11 +138,6 @@ class RunFolder:
                 f"{self.path} has a run with other settings: {name} was {was!r}, now {now!r}; "
                 "use the old value, or choose another --out"
             )
-        damaged = False
-        try:
-            self._config_on_disk()
-        except UserError:
-            damaged = True
         if old != new or damaged:
             atomic_write(self / "config.yaml", config.to_yaml())
 

@@ -72,7 +72,7 @@ def _name(path: Path, node: yaml.Node) -> str:
         raise UserError(f"{_place(path, node)}: {error}") from None
 
 
-def _children(path: Path, node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node | None]]:
+def _children(node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node | None]]:
     """(name, what stands below it) for everything in a value."""
     if isinstance(node, yaml.MappingNode):
         yield from node.value
@@ -95,7 +95,7 @@ def read_tree(path: Path) -> ClassTree:
     while pending:
         parent, node = pending.pop()
         found = []
-        for key, value in _children(path, node):
+        for key, value in _children(node):
             name = _name(path, key)
             seen_at.setdefault(name, key)
             children.setdefault(name, {})

@@ -26,7 +26,7 @@ from crosel.config import RunConfig, check_config
 from crosel.console import Console
 from crosel.data.dataset import as_inputs, make_dataset
 from crosel.devices import pick_device
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 from crosel.estimator.inputs import (
     UserTypeError,
     as_bytes,
@@ -36,6 +36,7 @@ from crosel.estimator.inputs import (
     is_image_like,
     pixel_kind,
     plain_array,
+    positions,
     read_candidates,
     settings_dict,
     without_numpy,
@@ -294,7 +295,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             params["classes"] = encode_labels(self.classes_)
         names, codes = np.unique(self.flags_, return_inverse=True)
         arrays: dict[str, NDArray[Any]] = {
-            "labels": _positions(self.transduction_, self.classes_), "confidence": self.confidence_,
+            "labels": positions(self.transduction_.tolist(), self.classes_), "confidence": self.confidence_,
             "flags": codes.astype(np.uint8),
         }  # fmt: skip
         if self.selected_ is not None:
@@ -416,9 +417,4 @@ class CroSelClassifier(PartialLabelClassifier):
 
 def _size(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
-    return f"{height} x {width} with {channels} channel{'s' if channels > 1 else ''}"
-
-
-def _positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
-    column = {label: j for j, label in enumerate(classes.tolist())}
-    return np.array([column[label] for label in labels.tolist()], np.int64)
+    return f"{height} x {width} with {counted(channels, 'channel')}"

@@ -95,10 +95,7 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     `classes` names the columns of a matrix, or all labels there are; otherwise they come from the data: column
     names of a data frame, 0 to k-1 for other matrices, the sorted labels that occur for the rest.
     """
-    given = plain_array(given)
     known = None if classes is None else label_array(_distinct(classes))
-    if issparse(given):
-        given = given.toarray()
     if hasattr(given, "columns") and len(given.columns) > 1 and not _holds_words(given):  # pandas or polars
         names = label_array([_plain(name) for name in given.columns])
         return _from_matrix(np.asarray(given.to_numpy()), known, names)
@@ -113,9 +110,6 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
 
 def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.bool_]:
     """Whether each predicted label is the true one, or lies in the given candidate set."""
-    given = plain_array(given)
-    if issparse(given):
-        given = given.toarray()
     rows = _rows(given)
     if len(rows) != len(predicted):
         raise UserError(f"X has {len(predicted)} examples, but y has {len(rows)}")
@@ -123,8 +117,7 @@ def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.b
         matrix = _matrix(rows)
         if matrix.shape[1] != len(classes):
             raise UserError(f"y: {matrix.shape[1]} columns for {len(classes)} classes")
-        column = {label: j for j, label in enumerate(classes.tolist())}
-        return matrix[np.arange(len(matrix)), [column[label] for label in predicted]]
+        return matrix[np.arange(len(matrix)), positions(predicted, classes)]
     sets = [[truth] for truth in rows.tolist()] if isinstance(rows, np.ndarray) else rows
     known = classes.tolist()
     if not any(label in known for row in sets for label in row):  # the first label that is known ends this
@@ -139,6 +132,7 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     """A 2-d array (matrix), a 1-d array (plain labels), or a list of label lists."""
     if given is None:
         raise UserError("fit requires y to be passed, but the target y is None; give candidate sets or labels")
+    given = given.toarray() if issparse(given) else plain_array(given)
     if hasattr(given, "columns"):
         if len(given.columns) > 1 and _holds_words(given):
             return _votes(given)
@@ -215,9 +209,7 @@ def _tell_of_joined(labels: Sequence[Any]) -> None:
 
 
 def _is_set(item: Any) -> bool:
-    return isinstance(item, list | tuple | set | frozenset | np.ndarray | range) or (
-        isinstance(item, Collection) and not isinstance(item, str | bytes | dict)
-    )
+    return isinstance(item, Collection) and not isinstance(item, str | bytes | dict)
 
 
 def _is_text(values: Array) -> bool:
@@ -368,6 +360,12 @@ def _object_array(labels: Sequence[Any]) -> Array:
     for position, label in enumerate(labels):  # one by one: numpy would make a matrix of a list of tuples
         array[position] = label
     return array
+
+
+def positions(labels: Sequence[Any], classes: Array) -> NDArray[np.int64]:
+    """The column of each label."""
+    column = {label: j for j, label in enumerate(classes.tolist())}
+    return np.array([column[label] for label in labels], np.int64)
 
 
 def encode_labels(labels: Array) -> dict[str, Any]:

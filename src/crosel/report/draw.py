@@ -26,17 +26,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Dots:
-    """Discs of one colour and size; `title` is what a browser shows under the pointer."""
+    """Discs of one colour and size."""
 
     points: Sequence[Point]
     colour: str
     radius: float
     opacity: float = 1.0
-    title: str = ""
 
 
 @dataclass(frozen=True)
 class Box:
+    """`title` is what a browser shows under the pointer."""
+
     x: float
     y: float
     width: float
@@ -44,7 +45,6 @@ class Box:
     colour: str
     opacity: float = 1.0
     title: str = ""
-    round: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,6 @@ def _opacity(value: float) -> str:
     return "" if value == 1 else f' opacity="{value:g}"'
 
 
-def _titled(element: str, attributes: str, title: str) -> str:
-    if not title:
-        return f"<{element} {attributes}/>"
-    return f"<{element} {attributes}><title>{escape(title)}</title></{element}>"
-
-
 def _svg(shape: Shape) -> str:
     if isinstance(shape, Line):
         points = " ".join(f"{short(x)},{short(y)}" for x, y in shape.points)
@@ -132,11 +126,11 @@ def _svg(shape: Shape) -> str:
         # One path of round line ends instead of a circle each: a tenth of the bytes.
         points = "".join(f"M{short(x)} {short(y)}h0" for x, y in shape.points)
         attributes = f'class="line s-{shape.colour}" stroke-width="{short(2 * shape.radius)}"{_opacity(shape.opacity)}'
-        return _titled("path", f'{attributes} d="{points}"', shape.title)
+        return f'<path {attributes} d="{points}"/>'
     if isinstance(shape, Box):
         place = f'x="{short(shape.x)}" y="{short(shape.y)}" width="{short(shape.width)}" height="{short(shape.height)}"'
-        corner = f' rx="{shape.round:g}"' if shape.round else ""
-        return _titled("rect", f'class="f-{shape.colour}" {place}{corner}{_opacity(shape.opacity)}', shape.title)
+        end = f"><title>{escape(shape.title)}</title></rect>" if shape.title else "/>"
+        return f'<rect class="f-{shape.colour}" {place}{_opacity(shape.opacity)}{end}'
     if isinstance(shape, Text):
         anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
         size = "" if shape.size == TEXT_SIZE else f' style="font-size:{shape.size:g}px"'

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.errors import counted
 from crosel.report.gather import Labels, RunData
 from crosel.report.parts import bar, table_head
 from crosel.report.pictures import thumbnail
@@ -144,7 +145,7 @@ def _times(run: RunData, i: int) -> str:
     if run.selection is None or run.selection.epochs is None:
         return ""
     times = int(run.selection.epochs[:, i].max())
-    return "" if times == 0 else f" · selected in {times} epoch{'' if times == 1 else 's'}"
+    return "" if times == 0 else f" · selected in {counted(times, 'epoch')}"
 
 
 def _table(run: RunData, labels: Labels, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:

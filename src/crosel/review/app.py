@@ -14,7 +14,7 @@ from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict
 
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 from crosel.labels import FLAGS
 from crosel.report.page import style
 from crosel.review.corrections import corrections_csv
@@ -228,7 +228,6 @@ def _file(name: str) -> bytes:
 
 
 def _log_notes(log: DecisionLog) -> list[str]:
-    count = len(log.passed_over)
-    if not count:
+    if not log.passed_over:
         return []
-    return [f"{count} line{'' if count == 1 else 's'} of review.jsonl ignored: cut short, or from another run"]
+    return [f"{counted(len(log.passed_over), 'line')} of review.jsonl ignored: cut short, or from another run"]
