@@ -14,7 +14,7 @@ from crosel.errors import Diverged, Interrupted, UserError
 from crosel.run import FREE_TO_CHANGE, RunFolder, first_difference
 
 Status = Literal["done", "skipped", "failed", "stopped"]
-LOGS = "logs"
+GRACE = 120.0  # seconds a run has to finish its step and save its state, once it is asked to stop
 
 
 @dataclass(frozen=True)

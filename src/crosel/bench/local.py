@@ -11,13 +11,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crosel.bench.cells import LOGS, CellResult, Options, Status, Watcher, last_row
+from crosel.bench.cells import GRACE, CellResult, Options, Status, Watcher, last_row
 from crosel.bench.suite import Cell
 from crosel.files import disk_errors, make_folder
 
 POLL = 0.1  # seconds between looks at the processes
 TICK = 1.0  # seconds between looks at their progress
-GRACE = 120.0  # seconds a run has to finish its step and save its state
 
 
 @dataclass
@@ -78,7 +77,7 @@ def command(cell: Cell, folder: Path, device: str, parent: int) -> list[str]:
 
 
 def start(cell: Cell, options: Options, device: str) -> Process:
-    log = options.out / LOGS / f"{cell.name.replace('/', '--')}.log"
+    log = options.out / "logs" / f"{cell.name.replace('/', '--')}.log"
     make_folder(log.parent)
     make_folder(options.folder(cell).parent)
     environment = dict(os.environ)

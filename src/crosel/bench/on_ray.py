@@ -20,14 +20,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from crosel.bench.cells import CellResult, Options, Watcher, last_row, run_cell
+from crosel.bench.cells import GRACE, CellResult, Options, Watcher, last_row, run_cell
 from crosel.bench.suite import Cell
 from crosel.errors import UserError
 from crosel.files import TEMPORARY, atomic_write, disk_errors, make_folder
 
 PAUSE = 15.0  # seconds between deliveries of a worker
 TICK = 0.5  # seconds between looks at the desk
-GRACE = 120.0  # seconds a run has to finish its step and save its state
 RETRIES = 3  # how often a cell is begun anew when its worker has died
 
 Files = dict[str, bytes]  # by their path within a run folder
@@ -116,10 +115,7 @@ class Courier:
 
     def pack(self) -> Delivery:
         changed, present = {}, []
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder).as_posix()
-            if path.name.startswith(TEMPORARY) or not path.is_file():
-                continue
+        for name, path in _files(self.folder):
             with contextlib.suppress(FileNotFoundError):  # an old checkpoint may go while we look
                 stamp = _stamp(path)
                 if self._known.get(name) != stamp:
@@ -151,8 +147,14 @@ def unpack(folder: Path, files: Mapping[str, bytes], present: Sequence[str] | No
 
 def read_files(folder: Path) -> Files:
     """What a worker needs to go on with a run."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(TEMPORARY)]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {name: path.read_bytes() for name, path in _files(folder)}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Whole files below a folder, with their names there."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(TEMPORARY):
+            yield path.relative_to(folder).as_posix(), path
 
 
 def _ray() -> Any:

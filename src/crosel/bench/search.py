@@ -77,9 +77,10 @@ def run_search(
         """The first run on all examples, with these settings."""
         return _expand(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
 
-    study = _study(optuna, folder, search, score, plan({}))
-    held_out = prepare(plan({}), folder, search, oracle)
-    trial_suite = _on_training_part(suite, plan({}), folder / TRAIN)
+    first = plan({})
+    study = _study(optuna, folder, search, score, first)
+    held_out = prepare(first, folder, search, oracle)
+    trial_suite = _on_training_part(suite, first, folder / TRAIN)
     lasting = tuple(item for item in extra if not item.startswith("data."))
     lines: dict[int, str] = {}
     while batch := _next_trials(optuna, study, search, options.jobs):

@@ -57,7 +57,7 @@ def parse_search(content: Any, place: str) -> Search:
     """Check the block. Whether its settings are good ones is found when a trial begins."""
     if not isinstance(content, Mapping):
         raise UserError(f"{place}: 'search' needs lines such as trials: 20, and a space")
-    _known(content, _KEYS, f"{place}: search")
+    check_keys(content, _KEYS, f"{place}: search")
     space = content.get("space")
     if not isinstance(space, Mapping) or not space:
         raise UserError(f"{place}: search: 'space' names settings to try, as in method.gamma: {{low: 0.7, high: 0.99}}")
@@ -82,7 +82,7 @@ def _dimension(values: Any, where: str) -> Range | tuple[Any, ...]:
         return tuple(values)
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: give a list of values, or {{low: …, high: …}}")
-    _known(values, _RANGE_KEYS, where)
+    check_keys(values, _RANGE_KEYS, where)
     low: Any = values.get("low")
     high: Any = values.get("high")
     step, log = values.get("step"), values.get("log", False)
@@ -105,7 +105,7 @@ def _whole(value: Any, name: str, place: str) -> int:
     return value
 
 
-def _known(content: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
+def check_keys(content: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
     for key in content:
         if key not in known:
             raise UserError(

@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 
-from crosel.bench.space import Search, parse_search
+from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config, dotted
 from crosel.errors import UserError, did_you_mean
 from crosel.yaml_files import read_yaml
@@ -106,7 +106,7 @@ def read_suite(name: str) -> Suite:
 
 def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
     """Check the shape of a suite. Whether its settings are good ones is found when it is expanded."""
-    _check_keys(content, _SUITE_KEYS, place, "")
+    check_keys(content, _SUITE_KEYS, place)
     base, axes = _flat(content.get("base", {}), place, "base"), _axes(content.get("grid", {}), place, "grid")
     listed = content.get("parts")
     if listed is None:
@@ -119,7 +119,7 @@ def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
             where = f"parts, item {number}"
             if not isinstance(part, Mapping):
                 raise UserError(f"{place}: {where} needs a base or a grid")
-            _check_keys(part, _PART_KEYS, place, f"{where}: ")
+            check_keys(part, _PART_KEYS, f"{place}: {where}")
             more = _flat(part.get("base", {}), place, f"{where}, base")
             parts.append(Part({**base, **more}, axes + _axes(part.get("grid", {}), place, f"{where}, grid")))
     search = parse_search(content["search"], place) if "search" in content else None
@@ -290,16 +290,6 @@ def _seeds(value: Any, place: str) -> tuple[int, ...]:
         if whole and len(set(value)) == len(value):
             return tuple(value)
     raise UserError(f"{place}: 'seeds' must be a number of at least 1, or a list of different seeds (given: {value!r})")
-
-
-def _check_keys(content: Any, known: Sequence[str], place: str, where: str) -> None:
-    if not isinstance(content, Mapping):
-        raise UserError(f"{place}: expected 'name: value' lines")
-    for key in content:
-        if key not in known:
-            raise UserError(
-                f"{place}: {where}unknown key '{key}'{did_you_mean(str(key), known)}; choose from {', '.join(known)}"
-            )
 
 
 def _flat(tree: Any, place: str, where: str) -> Settings:
