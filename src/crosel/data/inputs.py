@@ -96,7 +96,7 @@ def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | Non
     if bad:
         good = [row for row in range(table.n) if row not in bad]
         table, x = table.take(good), x[good]
-    ids, _ = own_ids(table)
+    ids = own_ids(table)
     train, test = split_rows(table)
     labels, cells = optional_labels(table, train)
     if not len(test):

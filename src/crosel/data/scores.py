@@ -25,9 +25,9 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
             near = did_you_mean(missing[0], classes)
             raise UserError(f"{table.path}, line 1: no column of scores for class {missing[0]!r}{near}")
         scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
-    names, key = own_ids(table)
+    names = own_ids(table)
     inputs = join_inputs(
-        names, lambda row: table.place(row, key), table.path, settings, progress, None, table.columns.get("path")
+        names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path")
     )
     own, _ = optional_labels(table, np.arange(table.n), "truth" if "truth" in table.columns else "label")
     labels = own if own is not None else inputs.labels

@@ -59,6 +59,11 @@ class Table:
         wide = self.features is not None and self.features.shape[1] == len(self.names)
         return tuple(self.names) if wide and self.names else None
 
+    @property
+    def key(self) -> str | None:
+        """The column that rows are known by: their ids, else their paths."""
+        return next((meaning for meaning in ("id", "path") if meaning in self.columns), None)
+
     def place(self, row: int, meaning: str | None = None) -> str:
         column = f", column {shown(self.titles.get(meaning, meaning))}" if meaning else ""
         return f"{self.path}, line {self.lines[row]}{column}"
@@ -148,10 +153,9 @@ def check_ids(table: Table, meaning: str = "id") -> list[str]:
     return ids
 
 
-def own_ids(table: Table) -> tuple[list[str], str | None]:
-    """What the rows are known by, and the column that says so: their ids, else their paths, else their numbers."""
-    meaning = next((meaning for meaning in ("id", "path") if meaning in table.columns), None)
-    return (check_ids(table, meaning) if meaning else [str(row) for row in range(table.n)]), meaning
+def own_ids(table: Table) -> list[str]:
+    """What the rows are known by; without a column that says so, their numbers."""
+    return check_ids(table, table.key) if table.key else [str(row) for row in range(table.n)]
 
 
 def image_path(cell: Any, root: Path) -> Path:
@@ -265,21 +269,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     notes += alike(vocabulary.classes)
     if sets is not None and all(len(names) == 1 for names in sets):
         notes += filter(None, [looks_joined(vocabulary.classes)])
-
-    ids = check_ids(table) if "id" in table.columns else None
-    if ids is None and _NUMBER in table.columns:
-        ids = table.columns[_NUMBER]
-    if ids is None and "path" in table.columns:
-        paths = [str(cell).strip() for cell in table.columns["path"]]
-        ids = paths if len(set(paths)) == len(paths) else None
-        if ids is None:
-            first = dict(zip(reversed(paths), reversed(range(table.n)), strict=True))
-            again = [row for row, path in enumerate(paths) if first[path] != row]
-            notes.append(
-                f"{table.place(again[0], 'path')}: the same image as in line {table.lines[first[paths[again[0]]]]} "
-                f"(repeated rows: {len(again)}), so examples are numbered; give them a column 'id', "
-                "or leave such rows out: --set data.skip_bad=true"
-            )
+    ids = _example_ids(table, notes)
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
     if x is None:
         x, _ = table_inputs(table, settings, progress)
@@ -295,10 +285,35 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     )  # fmt: skip
 
 
+def _example_ids(table: Table, notes: list[str]) -> list[str] | None:
+    """Names for the examples; None: their numbers. Paths are names only where no two are the same."""
+    if "id" in table.columns:
+        return check_ids(table)
+    if "path" not in table.columns:
+        return table.columns.get(_NUMBER)
+    paths, first = _first_rows(table, "path")
+    again = [row for row in range(table.n) if first[row] != row]
+    if not again:
+        return paths
+    notes.append(
+        f"{table.place(again[0], 'path')}: the same image as in line {table.lines[first[again[0]]]} "
+        f"(repeated rows: {len(again)}), so examples are numbered; give them a column 'id', "
+        "or leave such rows out: --set data.skip_bad=true"
+    )
+    return None
+
+
+def _first_rows(table: Table, meaning: str) -> tuple[list[str], list[int]]:
+    """The cells of a column as text, and for each row the first that has the same."""
+    names = [str(cell).strip() for cell in table.columns[meaning]]
+    first: dict[str, int] = {}
+    return names, [first.setdefault(name, row) for row, name in enumerate(names)]
+
+
 def _usable(table: Table, settings: DataSettings, progress: OnImages | None, notes: list[str]) -> tuple[Table, Array]:
     """The rows that can be used, with their inputs; notes tell which were left out."""
     tests = table.parsed("split", _split) if "split" in table.columns else [False] * table.n
-    if not table.columns.keys() & {"id", "path"}:  # those that are kept go by the numbers that they had among all
+    if table.key is None:  # those that are kept go by the numbers that they had among all
         numbers = np.cumsum(np.logical_not(tests)) - 1
         table = replace(table, columns={**table.columns, _NUMBER: list(map(str, numbers))})
     if "candidates" in table.columns:
@@ -314,13 +329,10 @@ def _usable(table: Table, settings: DataSettings, progress: OnImages | None, not
 
 def without_repeated(table: Table, notes: list[str]) -> Table:
     """Of rows with one id (or path, where there are no ids) the first."""
-    key = next((meaning for meaning in ("id", "path") if meaning in table.columns), None)
-    if key is None:
+    if table.key is None:
         return table
-    names = [str(cell).strip() for cell in table.columns[key]]
-    first = dict(zip(reversed(names), reversed(range(table.n)), strict=True))
-    again = [first[name] != row for row, name in enumerate(names)]
-    return _without(table, again, "the path or id of an earlier one", notes)
+    _, first = _first_rows(table, table.key)
+    return _without(table, [first[row] != row for row in range(table.n)], "the path or id of an earlier one", notes)
 
 
 def _without(table: Table, left_out: Sequence[bool], what: str, notes: list[str]) -> Table:

@@ -62,7 +62,7 @@ def votes_dataset(
 
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
-    key = "id" if "id" in table.columns else "path"
+    key = table.key or "id"
     wanted = {"task": key, "worker": "worker", "label": "label"}
     missing = [name for name, meaning in wanted.items() if meaning not in table.columns]
     if missing:
@@ -120,7 +120,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     notes: list[str] = []
     if settings.skip_bad:
         table = without_repeated(table, notes)
-    names, key = own_ids(table)
+    names = own_ids(table)
     votes: list[tuple[int, str, int, str]] = []
     voted = np.zeros(table.n, dtype=bool)
     known: dict[str, tuple[str, ...]] = {}
@@ -151,7 +151,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
     inputs = join_inputs(
         [names[row] for row in kept],
-        lambda i: table.place(int(kept[i]), key),
+        lambda i: table.place(int(kept[i]), table.key),
         table.path,
         settings,
         progress,
