@@ -843,14 +843,3 @@ def test_the_loop_shows_the_bank_every_example_as_it_is_in_evaluation_mode():
     fit(session, (AfterEveryEpoch(),))
     assert len(history) == 6
     assert method.selected.any()
-
-
-def test_epochs_selected_are_counted_and_an_old_checkpoint_knows_the_last():
-    method = build()
-    method.selected[0, :3] = True
-    state = method.state_dict()
-    del state["epochs_selected"]
-    other = build()
-    other.load_state_dict(state)
-    assert other.epochs_selected[0].tolist() == [1] * 3 + [0] * (N - 3)
-    assert "epochs_selected" not in state

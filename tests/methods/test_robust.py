@@ -344,14 +344,6 @@ def test_state_carries_over(mode):
     assert steps(fresh)[0] == steps(method)[0]
 
 
-def test_checkpoints_that_name_the_labels_otherwise_can_be_used():
-    method, fresh = selecting(outside="drop"), build(seed=5, outside="drop")
-    old = method.state_dict()
-    old["outside_label"] = old.pop("outside.label")
-    fresh.load_state_dict(old)
-    assert torch.equal(fresh.outside.label, method.outside.label)
-
-
 @pytest.mark.parametrize("mode", ["drop", "take"])
 def test_the_step_never_waits_for_the_device(mode):
     torch.manual_seed(0)

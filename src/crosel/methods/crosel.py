@@ -37,7 +37,7 @@ lead batch norm's running statistics astray, and with them the bank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from pydantic import Field
@@ -374,11 +374,3 @@ class CroSel(Method):
             self.labels.long(), confidence, self._stable(outside_gamma), self.selected, self.epochs_selected,
             torch.stack([bank.labels for bank in self.banks]), torch.stack([bank.confidence for bank in self.banks]),
         )  # fmt: skip
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Checkpoints from before this table was kept: all that is known is the last epoch.
-        if prefix + "selected" in state_dict:
-            state_dict.setdefault(prefix + "epochs_selected", state_dict[prefix + "selected"].int())
-        if prefix + "outside_label" in state_dict:  # its name in earlier checkpoints
-            state_dict[prefix + "outside.label"] = state_dict.pop(prefix + "outside_label")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
