@@ -6,7 +6,6 @@ import pytest
 import torch
 from _toy import (
     assert_finite_at_extremes,
-    assert_never_waits,
     assert_trains,
     logits_and_sets,
     make,
@@ -72,10 +71,6 @@ def test_trains_and_uses_its_view():
     method = make(CC, view="plain")
     assert method.streams()["all"].views == ("plain",)
     assert_trains(method)
-
-
-def test_never_waits_for_the_device():
-    assert_never_waits(make(CC), epoch=1)
 
 
 def test_objective_is_the_loss_of_the_batch():

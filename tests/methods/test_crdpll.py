@@ -7,7 +7,6 @@ import pytest
 import torch
 from _toy import (
     assert_finite_at_extremes,
-    assert_never_waits,
     assert_round_trip,
     assert_trains,
     logits_and_sets,
@@ -225,7 +224,3 @@ def test_trains():
 
 def test_state_round_trip():
     assert_round_trip(make(CRDPLL), make(CRDPLL, seed=1), ("weights",))
-
-
-def test_never_waits_for_the_device():
-    assert_never_waits(make(CRDPLL), epoch=2)

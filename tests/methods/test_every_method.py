@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from _support import small_arrays
+from _toy import assert_never_waits, make
 
 from crosel import checkpoint
 from crosel.build import build_session, resolve
@@ -118,6 +119,12 @@ def test_what_acts_after_the_step_sees_what_the_step_made() -> None:
     with torch.no_grad():
         torch.testing.assert_close(outputs[1], network(inputs[1]))
     assert (outputs[1] - outputs[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("epoch", [1, 2])  # PiCO and CroSel are past their warm-up in the second
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_never_waits_for_the_device(name: str, epoch: int) -> None:
+    assert_never_waits(make(methods()[name]), epoch)
 
 
 @pytest.mark.parametrize("name", NAMES)

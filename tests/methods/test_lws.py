@@ -9,7 +9,6 @@ from _toy import (
     EXTREME_SETS,
     assert_finite_at_extremes,
     assert_follows_permutations,
-    assert_never_waits,
     assert_round_trip,
     assert_trains,
     batches,
@@ -217,7 +216,3 @@ def test_trains():
 
 def test_state_round_trip():
     assert_round_trip(make(LWS), make(LWS, seed=1), ("weights",))
-
-
-def test_never_waits_for_the_device():
-    assert_never_waits(make(LWS), epoch=1)

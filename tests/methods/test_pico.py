@@ -7,7 +7,6 @@ import pytest
 import torch
 from _toy import (
     ToyNetwork,
-    assert_never_waits,
     assert_round_trip,
     assert_trains,
     batches,
@@ -427,8 +426,3 @@ def test_trains_inside_autocast():
 def test_state_round_trip():
     tables = ("weights", "prototypes", "queue", "queue_labels", "queue_pointer", "key_network.hidden.weight")
     assert_round_trip(make(PiCO, queue=13), make(PiCO, seed=1, queue=13), tables)
-
-
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_never_waits_for_the_device(epoch):
-    assert_never_waits(make(PiCO), epoch=epoch)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from _toy import (
     assert_finite_at_extremes,
-    assert_never_waits,
     assert_round_trip,
     assert_trains,
     logits_and_sets,
@@ -230,7 +229,3 @@ def test_state_round_trip():
     settings = {"warm_up": 1, "every": 1, "threshold": 0.3, "growth": 0.1, "settled": 1.0}
     tables = ("weights", "purified", "history", "threshold")
     assert_round_trip(make(PoP, **settings), make(PoP, seed=1, **settings), tables)
-
-
-def test_never_waits_for_the_device():
-    assert_never_waits(make(PoP), epoch=1)

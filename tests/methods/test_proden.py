@@ -7,7 +7,6 @@ import torch
 from _toy import (
     assert_finite_at_extremes,
     assert_follows_permutations,
-    assert_never_waits,
     assert_round_trip,
     assert_trains,
     batches,
@@ -130,7 +129,3 @@ def test_trains_and_uses_its_view():
 
 def test_state_round_trip():
     assert_round_trip(make(PRODEN), make(PRODEN, seed=1), ("weights",))
-
-
-def test_never_waits_for_the_device():
-    assert_never_waits(make(PRODEN), epoch=1)
