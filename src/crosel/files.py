@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,16 @@ def keep_apart(out: Path, *sources: Path | str | None) -> None:
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
             raise UserError(f"{out}: this is the source itself; choose another name")
+
+
+def claim(handle: int, taken: str) -> None:
+    """Claim an open file or folder for this process, until it is closed; UserError(taken) where another has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(taken) from None
+    except OSError:  # a file system without locks, as some network ones: go on without
+        pass
 
 
 def make_folder(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -25,7 +24,7 @@ from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError, tell
-from crosel.files import TEMPORARY, atomic_write, atomic_write_with, disk_errors, make_folder, remove_stray
+from crosel.files import TEMPORARY, atomic_write, atomic_write_with, claim, disk_errors, make_folder, remove_stray
 from crosel.limits import check_bytes
 from crosel.out_of_memory import OneLine
 from crosel.session import Session
@@ -149,14 +148,7 @@ class RunFolder:
             make_folder(self.path)
             handle = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{self.path} is in use by another process; wait for it or choose another --out"
-                ) from None
-            except OSError:  # a file system without locks, as some network ones: go on without
-                pass
+            claim(handle, f"{self.path} is in use by another process; wait for it or choose another --out")
             yield
         finally:
             if new:

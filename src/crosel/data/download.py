@@ -7,7 +7,6 @@ place and then moved there. So whatever has its final name is whole.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
@@ -17,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -25,7 +24,7 @@ from urllib.parse import urlsplit
 
 import crosel
 from crosel.errors import UserError, did_you_mean
-from crosel.files import TEMPORARY, disk_errors, make_folder, sync_folder
+from crosel.files import TEMPORARY, claim, disk_errors, make_folder, sync_folder
 from crosel.limits import one_line
 from crosel.redact import without_login
 
@@ -120,7 +119,10 @@ def fetch(url: str, path: Path, md5: str, progress: OnBytes | None = None) -> No
     """Download to `path` by way of `path`.part, going on where an earlier attempt ended."""
     part = path.with_name(path.name + ".part")
     try:
-        with disk_errors(part), open(part, "ab") as stream, _only_us(stream, part):
+        with disk_errors(part), open(part, "ab") as stream:
+            claim(  # two downloads into one file would spoil each other
+                stream.fileno(), f"{part}: another process is downloading this; wait for it, or choose another folder"
+            )
             _fetch(url, stream, path, md5, progress)
             os.fsync(stream.fileno())
             os.replace(part, path)
@@ -160,18 +162,6 @@ def _fetch(url: str, stream: IO[bytes], path: Path, md5: str, progress: OnBytes 
 
 def _by_hand(path: Path) -> str:
     return f"without a connection, download it elsewhere, put it at {path}, and run this again"
-
-
-@contextlib.contextmanager
-def _only_us(stream: IO[bytes], part: Path) -> Iterator[None]:
-    """Two downloads into one file would spoil each other."""
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{part}: another process is downloading this; wait for it, or choose another folder") from None
-    except OSError:  # a file system without locks: go on without
-        pass
-    yield
 
 
 def _start_again(stream: IO[bytes]) -> None:

@@ -7,7 +7,6 @@ a crash leaves at the end of the file is at most the half of one line that nobod
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from crosel.errors import UserError
-from crosel.files import disk_errors, sync_folder
+from crosel.files import claim, disk_errors, sync_folder
 
 # `choose`: another label of the set; `outside`: a label that is not in it.
 KINDS = ("accept", "choose", "outside", "skip")
@@ -157,7 +156,7 @@ class DecisionLog:
             new = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         try:
-            self._claim()
+            claim(self._file, f"{path} is open in another review of this run; use that one, or stop it")
             self.decisions = Decisions(len(ids))
             lines = read_lines(path)
             self.passed_over = replay(lines, self.decisions, self._find_row, classes)
@@ -167,14 +166,6 @@ class DecisionLog:
         except BaseException:
             os.close(self._file)
             raise
-
-    def _claim(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.path} is open in another review of this run; use that one, or stop it") from None
-        except OSError:  # a file system without locks, as some network ones: go on without
-            pass
 
     def _find_row(self, entry: dict[str, Any]) -> int:
         row = entry.get("row")
