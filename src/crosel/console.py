@@ -45,36 +45,42 @@ def epoch_line(row: Row, epochs: int) -> str:
     return "  ".join([*parts, seconds])
 
 
-class Console:
-    """A watcher of the loop that prints. `quiet` silences it, and so does a stream that takes nothing any more."""
+class Screen:
+    """Where a person reads. `quiet` silences it, and so does a stream that takes nothing any more."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self.stream = stream or sys.stderr
         self.quiet = quiet
         self.live = not quiet and shows_live(self.stream)
-        self._shown = 0.0
 
-    def _put(self, text: str) -> None:
+    def put(self, text: str) -> None:
+        if self.quiet:
+            return
         try:
             self.stream.write(text)
             self.stream.flush()
         except OSError:  # a log on a full disk, a reader that has gone: no reason to lose a run
             self.quiet, self.live = True, False
 
+
+class Console(Screen):
+    """A watcher of the loop that prints."""
+
+    _shown = 0.0  # when the live line was last written
+
     def say(self, text: str) -> None:
-        if not self.quiet:
-            self._put((_CLEAR if self.live else "") + text + "\n")
+        self.put((_CLEAR if self.live else "") + text + "\n")
 
     def close(self) -> None:
         """Take the live line away, so that what comes next starts on a line of its own."""
         if self.live:
-            self._put(_CLEAR)
+            self.put(_CLEAR)
 
     def show(self, text: str) -> None:
         """Put a text in the live line, at most ten times a second; nothing where there is no terminal."""
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
-            self._put(_CLEAR + text)
+            self.put(_CLEAR + text)
 
     def on_images(self, done: int, total: int) -> None:
         self.show(f"reading images {done}/{total}")

@@ -24,6 +24,8 @@ from _runs import ENVIRONMENT, arrays, checkpoints, metrics, tensors, tree
 from _support import TINY, CroselCli, TinyRun, small_arrays
 
 from crosel import __version__
+from crosel.bench.board import Board
+from crosel.bench.cells import Options
 from crosel.console import Console
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
@@ -502,6 +504,12 @@ def test_a_stream_that_takes_nothing_ends_no_run(monkeypatch: pytest.MonkeyPatch
         console.say("a whole line")
     console.close()
     assert len(tries) == 1, "after the first failure it is quiet"
+    board = Board([], Options(Path("bench")), Full())
+    for _ in range(3):
+        board.say("a whole line")
+        board.tick()
+    board.close()
+    assert len(tries) == 2
 
 
 # --- true processes -----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 
 from crosel.bench.cells import CellResult, Options, last_row
 from crosel.bench.suite import Cell
-from crosel.console import percent, shows_live
+from crosel.console import Screen, percent
 from crosel.report.parts import duration
 
 
@@ -21,16 +20,14 @@ def figures(row: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {percent(row[key])}" for key, name in shown if isinstance(row.get(key), float))
 
 
-class Board:
-    """Shows cells as they begin, go on and end. `quiet` silences it."""
+class Board(Screen):
+    """Shows cells as they begin, go on and end."""
 
     def __init__(
         self, cells: Sequence[Cell], options: Options, stream: TextIO | None = None, quiet: bool = False
     ) -> None:
+        super().__init__(stream, quiet)
         self.options = options
-        self.stream = stream or sys.stderr
-        self.quiet = quiet
-        self.live = not quiet and shows_live(self.stream)
         self.total = len(cells)
         self.width = max((len(cell.name) for cell in cells), default=0)
         self.ended: Counter[str] = Counter()
@@ -55,10 +52,7 @@ class Board:
         self.tick()
 
     def say(self, text: str) -> None:
-        if not self.quiet:
-            self._erase()
-            self.stream.write(text + "\n")
-            self.stream.flush()
+        self.put(f"{self._erased()}{text}\n")
 
     def tick(self) -> None:
         """Draw the live table anew."""
@@ -68,15 +62,11 @@ class Board:
         # What wraps or scrolls out of sight could not be taken away again.
         running = self._running_lines()[: max(0, size.lines - 2)]
         lines = [line[: size.columns - 1] for line in (*running, self.summary())]
-        self._erase()
-        self.stream.write("\n".join(lines) + "\n")
-        self.stream.flush()
+        self.put(self._erased() + "\n".join(lines) + "\n")
         self._drawn = len(lines)
 
     def close(self) -> None:
-        self._erase()
-        if not self.quiet:
-            self.stream.flush()
+        self.put(self._erased())
 
     def summary(self) -> str:
         counts = [f"{self.ended[name]} {name}" for name in ("done", "skipped", "failed", "stopped") if self.ended[name]]
@@ -93,7 +83,7 @@ class Board:
             lines.append("  ".join(part for part in (*parts, duration(time.monotonic() - since)) if part))
         return lines
 
-    def _erase(self) -> None:
-        if self._drawn:
-            self.stream.write(f"\033[{self._drawn}A\r\033[J")  # up to where the table began, and empty from there
-            self._drawn = 0
+    def _erased(self) -> str:
+        """What takes the table away: up to where it began, and empty from there."""
+        drawn, self._drawn = self._drawn, 0
+        return f"\033[{drawn}A\r\033[J" if drawn else ""
