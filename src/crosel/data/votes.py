@@ -120,9 +120,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     notes: list[str] = []
     if settings.skip_bad:
         table = without_repeated(table, notes)
-    names = own_ids(table)
-    votes: list[tuple[int, str, int, str]] = []
-    voted = np.zeros(table.n, dtype=bool)
+    names, voted = own_ids(table), [False] * table.n
     known: dict[str, tuple[str, ...]] = {}
     no_vote = NO_VOTE - {name.lower() for name in settings.classes or ()}  # what is named as a class is one
     for column, cells in table.texts.items():
@@ -132,15 +130,13 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
                     known[cell] = () if cell.strip().lower() in no_vote else label_names(cell, settings.separator)
                 except ValueError as error:
                     raise UserError(f"{table.place(row, column)}: {error}") from None
-            for label in known[cell]:
-                votes.append((row, label, row, column))
-                voted[row] = True
-    if not voted.any():
+            voted[row] = voted[row] or bool(known[cell])
+    if not any(voted):
         raise UserError(f"{table.path}: there are no votes")
-    kept = np.flatnonzero(voted)
-    at = np.cumsum(voted) - 1
-    if len(kept) < table.n:
-        notes.append(f"examples without a vote, left out: {table.n - len(kept)}")
+    if not all(voted):
+        notes.append(f"examples without a vote, left out: {voted.count(False)}")
+        kept = [row for row in range(table.n) if voted[row]]
+        table, names = table.take(kept), [names[row] for row in kept]
     if words := sorted(cell.strip() for cell in known if cell.strip().lower() in no_vote & {"na", "none", "null"}):
         notes.append(f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]")
     if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
@@ -148,20 +144,18 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         notes.append(f"votes: {_some(list(table.texts))}{features}")
         if settings.annotators is None:
             notes += _strangers({name: {v for cell in set(c) for v in known[cell]} for name, c in table.texts.items()})
-    images = [table.columns["path"][row] for row in kept] if "path" in table.columns else None
     inputs = join_inputs(
-        [names[row] for row in kept],
-        lambda i: table.place(int(kept[i]), table.key),
-        table.path,
-        settings,
-        progress,
-        None if table.features is None else table.features[kept],
-        images,
-        table.feature_names,
-    )
-    moved = [(int(at[example]), label, row, column) for example, label, row, column in votes]
-    truth, _ = optional_labels(table, kept, "truth" if "truth" in table.columns else "label")
-    return votes_dataset(inputs, moved, table, settings, truth, notes)
+        names, lambda row: table.place(row, table.key), table.path, settings, progress, table.features,
+        table.columns.get("path"), table.feature_names,
+    )  # fmt: skip
+    votes = [
+        (row, label, row, column)
+        for column, cells in table.texts.items()
+        for row, cell in enumerate(cells)
+        for label in known[cell]
+    ]
+    truth, _ = optional_labels(table, np.arange(table.n), "truth" if "truth" in table.columns else "label")
+    return votes_dataset(inputs, votes, table, settings, truth, notes)
 
 
 def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
