@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 class Watcher(Protocol):
-    """Whoever wants to know how the run goes: run folder, console, estimator."""
+    """Whoever wants to know how the run goes: run folder, console, loggers."""
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None: ...
     def on_state(self, session: Session) -> None: ...

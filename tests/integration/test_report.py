@@ -22,6 +22,7 @@ from PIL import Image
 from crosel import UserError
 from crosel.build import resolve
 from crosel.config import build_config
+from crosel.console import duration
 from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.devices import pick_device
@@ -31,7 +32,6 @@ from crosel.pipeline import train_run
 from crosel.report import write_report
 from crosel.report.axes import epoch_ticks, number, ticks
 from crosel.report.curves import Chart, Series, line_figure
-from crosel.report.parts import duration
 from crosel.report.pictures import png, thumbnail
 from crosel.run import RunFolder
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.config import dotted
+from crosel.console import duration
 from crosel.report import run_figures, tables
 from crosel.report.gallery import galleries
 from crosel.report.gather import RunData
 from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
-from crosel.report.parts import duration, percent, section, table
+from crosel.report.parts import percent, section, table
 from crosel.report.pictures import thumbnail
 
 DISAGREEMENTS = 24

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crosel
+from crosel.console import duration
 from crosel.report import palette, run_figures, tables
 from crosel.report.draw import SHAPES
 from crosel.report.figure import Figure
 from crosel.report.gallery import galleries
 from crosel.report.gather import Labels, RunData
-from crosel.report.parts import duration, percent, section
+from crosel.report.parts import percent, section
 
 # metric, name in figures and tables, what it means
 RESULTS = (

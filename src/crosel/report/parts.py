@@ -12,15 +12,6 @@ def percent(value: float) -> str:
     return number(value, percent=True)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole // 60 % 60:02d} min"
-
-
 def section(title: str, body: str, intro: str = "", anchor: str = "") -> str:
     """A heading with its words beside or above the content; nothing where there is no content."""
     if not body:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from crosel.console import duration
 from crosel.csv_cells import csv_line
-from crosel.report.parts import duration
 from crosel.tables.build import Row, Table, usual_settings
 from crosel.tables.collect import Collection
 from crosel.tables.paper import METRICS, Figure, paper, whole_method
