@@ -1,7 +1,7 @@
 """Files from a stranger: settings, run folders, checkpoints. Nothing runs, nothing is written elsewhere, memory holds.
 
 Readers of data have their own tests: tests/data/test_fuzz.py, tests/data/test_images.py (bombs),
-tests/maths/test_data.py (pickles), tests/download/test_download.py (archives). Review: tests/review/test_api.py.
+tests/data/test_dataset.py (pickles), tests/download/test_download.py (archives). Review: tests/review/test_api.py.
 """
 
 from __future__ import annotations
