@@ -27,7 +27,7 @@ from PIL import Image
 from crosel import UserError
 from crosel.labels import FLAGS
 from crosel.review import load as load_module
-from crosel.review import make_app, serve_review
+from crosel.review import serve_review
 from crosel.review.examples import KEYS, Examples, reduced
 from crosel.review.guard import MAX_BODY
 from crosel.review.load import load_examples
@@ -373,7 +373,7 @@ def test_the_page_holds_no_inline_code_and_nothing_from_elsewhere() -> None:
 def test_a_real_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_run.path, run)
-    with TestClient(make_app(run, TOKEN), base_url=BASE) as client:
+    with TestClient(build_app(load_examples(run), run / "review.jsonl", TOKEN), base_url=BASE) as client:
         client.get("/", params={"token": TOKEN})
         examples = examples_of(client)
         assert (examples.n, examples.has_images, examples.notes) == (96, True, [])
@@ -384,7 +384,7 @@ def test_a_real_run(tiny_run: TinyRun, tmp_path: Path) -> None:
         client.post("/api/decisions", json={"row": 1, "label": None})
     (run / "labels.csv").unlink()
     with pytest.raises(UserError, match=r"no labels\.csv yet"):
-        make_app(run, TOKEN)
+        load_examples(run)
 
 
 def test_a_run_without_its_data_checkpoint_or_selection(
