@@ -98,7 +98,10 @@ WIDE = "task,annotator_1,annotator_2,annotator_3\nt1,cat,dog,cat\nt2,dog,,dog\nt
 def test_wide_votes(tmp_path, features):
     data = read(put(tmp_path / "votes.csv", WIDE), inputs=features)
     assert counted(data) == EXPECTED
-    assert data.notes == ("examples without a vote, left out: 1",)
+    assert data.notes == (
+        "examples without a vote, left out: 1",
+        "no vote: '-1'; if this is a class, name all classes: --set data.classes=[NAME,NAME]",
+    )
 
 
 def test_wide_votes_by_content_or_by_setting(tmp_path, features):
@@ -126,6 +129,29 @@ def test_words_that_mean_no_vote_are_told_of_and_may_be_classes(tmp_path, featur
     named = read(small, inputs=features, classes=("cat", "dog", "none"))
     assert counted(named) == {("t1", "none"): 1, ("t1", "cat"): 1, ("t2", "dog"): 1, ("t9", "none"): 1}
     assert named.notes == ("no vote: 'NA'; if this is a class, name all classes: --set data.classes=[NAME,NAME]",)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_no_vote_means_the_same_in_long_votes(tmp_path, features, kind):
+    none = [("t1", "dee", "NA"), ("t9", "ann", "none"), ("t9", "bob", "-1"), ("t2", "dee", ""), ("t2", "eve", "nan")]
+    votes = [*VOTES, *none]
+    rows = [dict(zip(("task", "worker", "label"), vote, strict=True)) for vote in votes]
+    text = "task,worker,label\n" + "".join(",".join(vote) + "\n" for vote in votes)
+    if kind == "jsonl":
+        rows[-3]["label"], rows[-2]["label"], rows[-1]["label"] = -1.0, None, []
+        text = "\n".join(map(json.dumps, rows))
+    path = put(tmp_path / f"v.{kind}", text)
+    data = read(path, inputs=features)
+    assert (counted(data), data.ids) == (EXPECTED, ("t1", "t2"))
+    number = "-1" if kind == "csv" else "-1.0"
+    assert data.notes == (
+        f"rows without a vote, left out: 5 ({path}, line {7 if kind == 'csv' else 6}, column 'label')",
+        "examples without a vote, left out: 1",
+        f"no vote: '{number}', 'NA', 'none'; if this is a class, name all classes: --set data.classes=[NAME,NAME]",
+    )
+    named = read(path, inputs=features, classes=("cat", "dog", "none", "-1"))
+    assert counted(named) == {**EXPECTED, ("t9", "none"): 1, ("t9", "-1"): 1}
+    assert named.notes[1:] == ("no vote: 'NA'; if this is a class, name all classes: --set data.classes=[NAME,NAME]",)
 
 
 @pytest.mark.parametrize("index", ["", "Unnamed: 0"])
@@ -217,7 +243,8 @@ def test_names_that_python_takes_for_numbers_are_votes(tmp_path):
 
 def test_an_empty_list_is_no_vote(tmp_path):
     assert read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,[],dog\nb,2,cat,[]\n")).classes == ("cat", "dog")
-    assert "an empty set" in refused(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\n"))
+    assert read(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\nb,w,cat,2\n")).ids == ("b",)
+    assert "there are no votes" in refused(put(tmp_path / "n.csv", "id,worker,label,f\na,w,[],1\n"))
 
 
 @pytest.mark.parametrize("header", ["id,anna,ben,f,split,truth", "id,worker,label,f,split,truth"])
@@ -346,6 +373,7 @@ BAD_VOTES = {
     "same task, wide": (WIDE + "t1,cat,,\n", "line 5, column 'task': id 't1' was already given in line 2"),
     "no labels": ("task,worker,tick\nt1,ann,cat\n", "'worker' says who voted; name the column of the labels 'label'"),
     "no vote at all": ("task,annotator_1\nt1,\n", "there are no votes"),
+    "no long vote at all": ("task,worker,label\nt1,ann,\nt1,bob,NA\n", "there are no votes"),
     "odd label": ("task,annotator_1\nt1,a||b\n", "line 2, column 'annotator_1': an empty label"),
 }  # fmt: skip
 

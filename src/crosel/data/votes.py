@@ -1,4 +1,4 @@
-"""Votes of several annotators: long (one vote a row) or wide (one column an annotator, blank: no vote).
+"""Votes of several annotators: long (one vote a row) or wide (one column an annotator); blank: no vote.
 
 The inputs stand beside the votes (columns of numbers, or a `path`), or the task is itself an image path, or a file of
 inputs is joined by id (`data.inputs`). True labels, where known, are a column `truth` or come with the inputs.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from crosel.data.table import Table, image_root, index_of, optional_labels, own_
 from crosel.data.vocabulary import NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 from crosel.limits import shown
+
+_MAY_BE_CLASSES = NO_VOTE - {"", "[]", "nan"}
 
 
 def votes_dataset(
@@ -61,6 +64,28 @@ def votes_dataset(
     return without_bad(data, inputs)
 
 
+def _no_vote(settings: DataSettings) -> frozenset[str]:
+    """What says that somebody gave no vote. What is named as a class is one."""
+    return NO_VOTE - {_plain(name) for name in settings.classes or ()}
+
+
+def _plain(cell: Any) -> str:
+    return str(cell).strip().lower().removesuffix(".0")
+
+
+def _vote(cell: Any, no_vote: frozenset[str], separator: str) -> tuple[str, ...]:
+    """The labels that a cell votes for. In jsonl it may hold a number, a list or null."""
+    return () if cell is None or _plain(cell) in no_vote else label_names(cell, separator)
+
+
+def _told(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
+    """A note, where something that could be a class is taken for no vote."""
+    words = sorted({str(cell).strip() for cell in cells if _plain(cell) in no_vote & _MAY_BE_CLASSES})
+    if not words:
+        return []
+    return [f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]"]
+
+
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     key = table.key or "id"
     wanted = {"task": key, "worker": "worker", "label": "label"}
@@ -70,8 +95,19 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             f"{table.path}, line 1: votes need the columns task, worker and label; {missing[0]!r} is missing"
         )
     tasks = table.parsed(key, partial(label_name, what="name"))
+    no_vote, notes = _no_vote(settings), list[str]()
+    labels = table.parsed("label", partial(_vote, no_vote=no_vote, separator=settings.separator))
+    voted = [row for row, said in enumerate(labels) if said]
+    if not voted:
+        raise UserError(f"{table.path}: there are no votes")
+    if len(voted) < table.n:
+        place = table.place(labels.index(()), "label")
+        notes.append(f"rows without a vote, left out: {table.n - len(voted)} ({place})")
+        if alone := len(set(tasks)) - len({tasks[row] for row in voted}):
+            notes.append(f"examples without a vote, left out: {alone}")
+        notes += _told((cell for cell in table.columns["label"] if cell is not None), no_vote)
+        table, tasks, labels = table.take(voted), [tasks[row] for row in voted], [labels[row] for row in voted]
     workers = table.parsed("worker", partial(label_name, what="name"))
-    labels = table.parsed("label", partial(label_names, separator=settings.separator))
     first: dict[str, int] = {}  # task -> its first row
     votes: list[tuple[int, str, int, str]] = []
     example: dict[str, int] = {}
@@ -110,7 +146,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         table.feature_names,
     )  # fmt: skip
     truth, _ = optional_labels(table, rows, "truth")
-    notes = [f"repeated votes, left out: {again}"] if again else []
+    notes += [f"repeated votes, left out: {again}"] if again else []
     return votes_dataset(inputs, votes, table, settings, truth, notes)
 
 
@@ -122,12 +158,12 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         table = without_repeated(table, notes)
     names, voted = own_ids(table), [False] * table.n
     known: dict[str, tuple[str, ...]] = {}
-    no_vote = NO_VOTE - {name.lower() for name in settings.classes or ()}  # what is named as a class is one
+    no_vote = _no_vote(settings)
     for column, cells in table.texts.items():
         for row, cell in enumerate(cells):
             if cell not in known:
                 try:
-                    known[cell] = () if cell.strip().lower() in no_vote else label_names(cell, settings.separator)
+                    known[cell] = _vote(cell, no_vote, settings.separator)
                 except ValueError as error:
                     raise UserError(f"{table.place(row, column)}: {error}") from None
             voted[row] = voted[row] or bool(known[cell])
@@ -137,8 +173,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         notes.append(f"examples without a vote, left out: {voted.count(False)}")
         kept = [row for row in range(table.n) if voted[row]]
         table, names = table.take(kept), [names[row] for row in kept]
-    if words := sorted(cell.strip() for cell in known if cell.strip().lower() in no_vote & {"na", "none", "null"}):
-        notes.append(f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]")
+    notes += _told(known, no_vote)
     if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
         features = f"; features: {_some(table.names)}" if table.features is not None else ""
         notes.append(f"votes: {_some(list(table.texts))}{features}")
