@@ -346,8 +346,6 @@ def review(
 
     if export is None:
         serve_review(run, port, not no_browser)
-    elif (run / "config.yaml").is_file() and not (run / "review.jsonl").is_file():
-        raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
     else:
         typer.echo(f"{counted(export_corrections(run, export), 'decision')}: {export}")
 

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -69,17 +69,22 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def folder_of(out: Path) -> Iterator[None]:
-    """Make the folder of a file that is to be written. If nothing comes of it, what was made goes again."""
-    missing = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
-    make_folder(out.parent)
+def new_folder(path: Path) -> Iterator[None]:
+    """Make a folder for what is to be written into it. If nothing comes of it, all that was made for it goes again."""
+    with disk_errors(path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
+        make_folder(path)
         yield
-    except BaseException:
+    finally:
         for folder in missing:
             with contextlib.suppress(OSError):  # only an empty folder can be removed
                 folder.rmdir()
-        raise
+
+
+def folder_of(out: Path) -> AbstractContextManager[None]:
+    """The folder of a file that is to be written."""
+    return new_folder(out.parent)
 
 
 def atomic_write(path: Path, content: bytes | str, durable: bool = True) -> None:

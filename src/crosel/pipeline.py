@@ -143,6 +143,8 @@ def _open(
         check_batch(session)
         check_budget(session)
         folder.create(config, data, environment(command_line(), device), corrected=sorted(known))
+        if corrections and not known:
+            console.say(f"{corrections}: no known label in it, so nothing is corrected")
         for line in (*config.remarks(), *summarise(data).doubts()):
             console.say(line)
         return session

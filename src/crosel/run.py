@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -24,7 +23,16 @@ from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError, tell
-from crosel.files import TEMPORARY, atomic_write, atomic_write_with, claim, disk_errors, make_folder, remove_stray
+from crosel.files import (
+    TEMPORARY,
+    atomic_write,
+    atomic_write_with,
+    claim,
+    disk_errors,
+    make_folder,
+    new_folder,
+    remove_stray,
+)
 from crosel.limits import check_bytes
 from crosel.out_of_memory import OneLine
 from crosel.session import Session
@@ -143,18 +151,16 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Claim the folder (made if need be) for this process; the claim ends with the process, however it ends."""
-        with disk_errors(self.path):
-            new = not self.path.exists()
-            make_folder(self.path)
-            handle = os.open(self.path, os.O_RDONLY)
+        handle = None
         try:
-            claim(handle, f"{self.path} is in use by another process; wait for it or choose another --out")
-            yield
+            with new_folder(self.path):  # goes again, while it is still ours, if nothing comes of the run
+                with disk_errors(self.path):
+                    handle = os.open(self.path, os.O_RDONLY)
+                claim(handle, f"{self.path} is in use by another process; wait for it or choose another --out")
+                yield
         finally:
-            if new:
-                with contextlib.suppress(OSError):  # only an empty folder can be removed: nothing came of the run
-                    self.path.rmdir()
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
     # --- candidate sets ---------------------------------------------------------------------------------------
 

@@ -181,6 +181,20 @@ def test_csv_with_images(tmp_path):
     assert read(other, image_root=str(tmp_path)).n == 2
 
 
+def test_inputs_from_elsewhere_are_refused_where_they_would_not_be_used(tmp_path):
+    x = str(put(tmp_path / "x.csv", "id,f\na,1\nb,2\n"))
+    for name, text in (
+        ("d.csv", "id,candidates,f\na,cat|dog,1\nb,dog,2\n"),
+        ("d.csv", "id,label\na,cat\nb,dog\n"),
+        ("d.jsonl", '{"id": "a", "f": 1, "candidates": ["cat"]}\n'),
+    ):
+        assert f"{name}, line 1: data.inputs is for votes and scores; rows with" in refused(
+            put(tmp_path / name, text), inputs=x
+        )
+    np.savez(tmp_path / "d.npz", x=np.ones((2, 1)), scores=np.eye(2), ids=["a", "b"])
+    assert "d.npz: it has its inputs already" in refused(tmp_path / "d.npz", inputs=x)
+
+
 def test_jsonl_is_the_same_data(tmp_path):
     rows = [
         {"id": "a", "candidates": ["cat", "dog"], "label": "cat", "weight": {"cat": 0.7, "dog": 0.3}, "h": 1.5, "w": 2},

@@ -155,6 +155,10 @@ def test_features_joined_to_votes_are_found_by_name(tmp_path, monkeypatch, crose
     long = ("--set", "data.format=votes", "--set", "data.inputs=x.csv", "--out", "long")
     assert crosel_cli("train", "long.csv", *training, *long).code == 0
     assert json.loads(crosel_cli("eval", "long", "true.csv", "--json").out)["examples"] == 12
+    Path("ids.csv").write_text("id,label\n" + "".join(f"{i},{a}\n" for i, a in enumerate(votes)))
+    refused = crosel_cli("eval", "joined", "ids.csv", "--set", "data.inputs=x.csv")  # they would not be looked at
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "ids.csv, line 1: data.inputs is for votes and scores; rows with candidates or labels hold" in refused.err
     expected = tops(predicted(Path("joined"), Path("x.csv"), Path("p.jsonl")))
     for run in ("joined", "beside"):
         for source in ("moved.csv", "beside.csv"):
@@ -477,14 +481,22 @@ def test_the_folder_of_an_output_is_made(tiny_run: TinyRun, images: Path, tmp_pa
 
 def test_a_command_that_fails_leaves_no_folder(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
     (tmp_path / "bad.csv").write_text("path\nnot-there.png\n")
+    (tmp_path / "suite.yaml").write_text("title: T\nbase: {source: not-there.csv}\ngrid: {method: [cc]}\n")
     old = tmp_path / "old"
     old.mkdir()
     for command, out in (
         (("predict", tiny_run.path, tmp_path / "bad.csv"), "p.csv"),
         (("labels", tiny_run.path, "--tasks", tmp_path / "none.json"), "l.json"),
+        (("candidates", tmp_path / "bad.csv"), "c.npz"),
+        (("report", tiny_run.path, tmp_path / "none"), "r.html"),
+        (("train", tmp_path / "bad.csv"), "run"),
+        (("train", tmp_path / "bad.csv"), "long" * 100),
+        (("bench", tmp_path / "suite.yaml"), "bench"),
+        (("review", tiny_run.path), "corrections.csv"),
     ):
+        option = "--export" if command[0] == "review" else "--out"
         for folder in (tmp_path / "new" / "below", old):
-            assert crosel_cli(*command, "--out", folder / out).code == 2
+            assert crosel_cli(*command, option, folder / out).code == 2
     assert not (tmp_path / "new").exists()
     assert list(old.iterdir()) == [], "what was there before stays, as it was"
 

@@ -105,8 +105,12 @@ def test_corrections_become_sets_of_one(tmp_path: Path) -> None:
 def test_export_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_run.path, run)
-    assert export_corrections(run, tmp_path / "none.csv") == 0
     log = DecisionLog(run / "review.jsonl", list(map(str, range(96))), tuple("0123456789"))
+    log.decide(5, Decision("choose", 3))
+    log.undo()
+    with pytest.raises(UserError, match="no decisions yet"):  # a page that was only looked at leaves such a log
+        export_corrections(run, tmp_path / "new" / "none.csv")
+    assert not (tmp_path / "new").exists()
     log.decide(5, Decision("choose", 3))
     log.decide(7, Decision("skip"))
     assert export_corrections(run, tmp_path / "two.csv") == 2

@@ -77,9 +77,28 @@ def test_export_says_what_is_wrong(tiny_run: TinyRun, tmp_path: Path, crosel_cli
     result = crosel_cli("review", run, "--export", tmp_path / "known.csv")
     assert result.code == 2
     assert result.err.count("\n") == 1
-    assert "review" in result.err
+    assert "no decisions yet; review it first" in result.err
+    line = {"time": "", "id": "no such", "row": 0, "decision": "skip", "label": ""}
+    (run / "review.jsonl").write_text(json.dumps(line) + "\n")
+    result = crosel_cli("review", run, "--export", tmp_path / "known.csv")
+    assert (result.code, result.err.splitlines()) == (
+        2,
+        [
+            "1 line of review.jsonl ignored: cut short, or from another run",
+            f"crosel: {run}: no decisions yet; review it first: crosel review {run}",
+        ],
+    )
+    assert not (tmp_path / "known.csv").exists()
     line = {"time": "", "id": "0", "row": 0, "decision": "skip", "label": ""}
     (run / "review.jsonl").write_text(json.dumps(line) + "\n")
     result = crosel_cli("review", run, "--export", run / "config.yaml" / "known.csv")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "config.yaml: this is a file; give a folder" in result.err
+
+
+def test_corrections_without_a_label_are_told_of(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    (tmp_path / "known.csv").write_text("id,label,decision\n0,,skip\n")
+    command = [*tiny_run.command, "--corrections", tmp_path / "known.csv", "--out", tmp_path / "again"]
+    result = crosel_cli(*command)
+    assert result.code == 0, result.err
+    assert f"{tmp_path / 'known.csv'}: no known label in it, so nothing is corrected\n" in result.err

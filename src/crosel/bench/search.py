@@ -70,8 +70,8 @@ def run_search(
     score, extra = search.judged(oracle), tuple(settings)
     optuna = _optuna()
     folder = options.out / FOLDER
-    make_folder(folder)
     _check_no_grid(suite)
+    make_folder(folder)
 
     def plan(values: Mapping[str, Any]) -> Cell:
         """The first run on all examples, with these settings."""

@@ -143,6 +143,8 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImage
     classes = _numbered(arrays, classes, path)
     if "x" not in arrays:
         arrays = _with_inputs(arrays, classes, ids, path, settings, progress)
+    elif settings is not None and settings.inputs is not None:
+        raise UserError(f"{path}: it has its inputs already, the array 'x'; leave out data.inputs, or x")
     data = make_dataset(**{**hints, **arrays}, classes=classes, ids=ids, place=str(path))
     if data.groups is not None and len(data.groups) != len(data.classes):
         raise UserError(f"{path}: 'groups' has {len(data.groups)} entries for {len(data.classes)} classes")

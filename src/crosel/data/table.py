@@ -250,6 +250,11 @@ def index_of(table: Table, vocabulary: Vocabulary, name: str, row: int, meaning:
 
 def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     """Rows with candidates, or with plain labels."""
+    if settings.inputs is not None:
+        raise UserError(
+            f"{table.path}, line 1: data.inputs is for votes and scores; rows with candidates or labels hold their "
+            "inputs themselves: leave data.inputs out, and add a column 'path' or columns of numbers"
+        )
     notes: list[str] = []
     x: Array | None = None
     if settings.skip_bad:

@@ -14,7 +14,7 @@ from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict
 
-from crosel.errors import UserError, counted
+from crosel.errors import UserError
 from crosel.labels import FLAGS
 from crosel.report.page import style
 from crosel.review.corrections import corrections_csv
@@ -145,7 +145,7 @@ def question_routes(desk: Desk) -> APIRouter:
         return _json({
             "name": examples.name, "about": examples.about, "classes": examples.classes, "images": examples.has_images,
             "flags": [flag for flag in FLAGS if flag and flag in present], "version": examples.version,
-            "states": STATES, "notes": [*examples.notes, *_log_notes(desk.log)], "progress": desk.progress(),
+            "states": STATES, "notes": [*examples.notes, *desk.log.passed_over.notes()], "progress": desk.progress(),
             "page": PAGE, "columns": examples.columns[:FEATURES],
         })  # fmt: skip
 
@@ -225,9 +225,3 @@ def _json(content: Any) -> Response:
 
 def _file(name: str) -> bytes:
     return (resources.files("crosel.review") / name).read_bytes()
-
-
-def _log_notes(log: DecisionLog) -> list[str]:
-    if not log.passed_over:
-        return []
-    return [f"{counted(len(log.passed_over), 'line')} of review.jsonl ignored: cut short, or from another run"]

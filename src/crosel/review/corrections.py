@@ -12,7 +12,7 @@ import numpy as np
 
 from crosel.csv_cells import csv_line, unguard
 from crosel.data import Dataset
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, did_you_mean, tell
 from crosel.files import atomic_write, folder_of, keep_apart
 from crosel.limits import MAX_LINE, shown
 from crosel.review.store import Decisions, read_lines, replay
@@ -34,11 +34,15 @@ def export_corrections(run: Path, out: Path) -> int:
     folder.read_config()  # says what is wrong with the folder, if anything
     saved = folder.read_candidates()
     ids, decisions = saved.ids, Decisions(len(saved.candidates))
-    replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes)
+    for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes).notes():
+        tell(note)
     keep_apart(out, run / "review.jsonl")
+    count = int((decisions.kinds > 0).sum())
+    if not count:
+        raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
     with folder_of(out):
         atomic_write(out, corrections_csv(decisions, ids, saved.classes))
-    return int((decisions.kinds > 0).sum())
+    return count
 
 
 def read_corrections(path: Path, data: Dataset) -> dict[int, int]:

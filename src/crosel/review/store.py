@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 from crosel.files import claim, disk_errors, sync_folder
 
 # `choose`: another label of the set; `outside`: a label that is not in it.
@@ -100,6 +100,11 @@ class PassedOver:
 
     def __len__(self) -> int:
         return len(self.torn) + len(self.foreign)
+
+    def notes(self) -> list[str]:
+        if not len(self):
+            return []
+        return [f"{counted(len(self), 'line')} of review.jsonl ignored: cut short, or from another run"]
 
 
 FindRow = Callable[[dict[str, Any]], int]  # the example a line is about; ValueError: there is none such
