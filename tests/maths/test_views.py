@@ -12,7 +12,8 @@ from torch import Tensor
 
 from crosel.augment import AugmentSettings, ImageView, Op, make_views
 from crosel.augment.parts import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
-from crosel.augment.policies import POLICIES, policy_value, strong_value
+from crosel.augment.policies import POLICIES, policy_entries, policy_value, strong_value
+from crosel.config import build_config
 
 torch.set_num_threads(1)
 NAMES = {"plain", "weak", "strong", "autoaugment", "contrast-weak", "contrast-strong"}
@@ -315,6 +316,26 @@ def test_cutout_area() -> None:
     assert area.min() >= 64
     # Along one axis the square keeps 8..16 of its 16 pixels: 14.03 on average over the 32 centres.
     assert area.float().mean().item() == pytest.approx((sum(_covered(c) for c in range(32)) / 32) ** 2, rel=0.03)
+
+
+@pytest.mark.parametrize("preset", ["own/crdpll", "own/pop"])
+def test_colours_of_the_authors_own_schemes(preset: str) -> None:
+    """A black square, and grey where the image was moved away: the other way round than by default."""
+    settings = build_config(preset=preset, values={"source": "digits"}).augment
+    view = make_views((3, 32, 32), settings)["autoaugment"]
+    images = torch.full((2, 3, 32, 32), 200, dtype=torch.uint8)
+    draw = view.draw(2, generator())
+    entries = policy_entries(settings.policy, 32, 32)
+    still = entries.index((Op.IDENTITY, 0.0))
+    moved = next(i for i, (op, value) in enumerate(entries) if op == Op.TRANSLATE_Y and value)
+    draw |= {"cutout": torch.full((2, 2), 16), "ops": torch.tensor([[still, still], [still, moved]])}
+    plain, shifted = view.apply(images, draw)
+    assert plain.unique().tolist() == [0, 200]
+    assert (plain[:, 8:24, 8:24] == 0).all()
+    assert shifted.unique().tolist() == [0, 128, 200]
+    uncovered = (shifted == 128).all(2).all(0)  # whole rows, at the top or at the bottom
+    assert 0 < uncovered.sum() == (shifted == 128).sum() / 96
+    assert uncovered[0] != uncovered[-1]
 
 
 def _covered(centre: int) -> int:

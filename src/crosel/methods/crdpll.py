@@ -25,7 +25,7 @@ Differences between paper and released code, and what we do:
 * It runs the three views one after another, so that batch normalisation sees each by itself; so it does here (`apart`).
 * It updates w after the step, from outputs of before the step; we write the table once the loss has read it.
 * Its cut-out square is black, and what turning, shearing and moving uncover is grey. Ours has the colours of the strong
-  view, which are the other way round (`augment.cutout_fill`, `augment.fill`).
+  view, which are the other way round (`augment.cutout_fill`, `augment.fill`), except in the preset own/crdpll.
 * On SVHN it leaves out the crop in all views and cuts out 20 pixels, not 16; we do as on CIFAR, without the flip.
 """
 

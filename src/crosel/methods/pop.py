@@ -26,7 +26,7 @@ Differences between paper and released code, and what we do:
   purifications come closer together than the history is long.
 * Its θ may step over the cap once; ours stops at it, so that θ < 1 whatever the settings.
 * It counts epochs from 0; e is the same count, so the first purification closes epoch `warm_up` + 1.
-* Its strong views have CRDPLL's colours: see there.
+* Its strong views have CRDPLL's colours: see there. So they have in the preset own/pop.
 """
 
 from __future__ import annotations
