@@ -379,9 +379,9 @@ def _give_up(stream: TextIO) -> None:
 
 def _hint(error: Any) -> str:
     """Where to look after a wrong option or argument: the help of the very command."""
-    context = error.ctx
+    context = error.ctx  # None where an option lacks its value, or is given one that it does not take
     hint = f"{context.command_path if context else 'crosel'} --help shows what there is"
-    if hasattr(error, "option_name") and any(option.name == "set_" for option in context.command.params):
+    if context and hasattr(error, "option_name") and any(option.name == "set_" for option in context.command.params):
         example = "train.epochs=20" if context.command.name in ("train", "bench") else "data.image_size=64"
         hint += f"; settings are passed with --set, as in --set {example}"
     return hint

@@ -110,6 +110,8 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "--resume"): ("give something to train on", "--resume with --out RUN"),
     ("train", "--preset", "demo/digits"): ("give something to train on", "--resume with --out RUN"),
     ("train", "digits", "--epochs", "5"): ("--epochs", "crosel train --help", "--set train.epochs=20"),
+    ("train", "digits", "--out"): ("'--out' requires an argument", "crosel --help"),
+    ("train", "--resume=yes"): ("'--resume' does not take a value", "crosel --help"),
     ("trian", "digits"): ("trian", "crosel --help"),
     ("predict", "run"): ("crosel predict --help",),
     ("data",): ("Missing command", "crosel data --help"),
