@@ -316,5 +316,8 @@ def connected(rank: int, size: int, device: torch.device, meet: str, attempt: in
 
 
 def _leave(world: Ranks) -> None:
-    world.wait()  # gloo aborts if one side leaves while another still speaks
+    goodbye = world.sum(torch.tensor(0))  # gloo aborts if one side leaves while another still speaks
+    # Kept until the group is gone: whoever lets go of it last needs Python's lock. Were that a thread of gloo's, for
+    # which torch 2.6 waits here with the lock in its hand, neither would ever end.
     torch.distributed.destroy_process_group()
+    del goodbye
