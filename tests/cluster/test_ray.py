@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from crosel.bench import Options, expand, on_ray, parse_suite, run_cell, run_cells, run_suite
+from crosel.bench import Options, expand, on_ray, parse_suite, run_cell, run_suite
 from crosel.bench.board import Board
 from crosel.bench.suite import Suite
 from crosel.errors import UserError
@@ -151,9 +151,9 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         return real(name, *args)
 
     monkeypatch.setattr(importlib, "import_module", no_ray)
-    cells, options = expand(tiny(1)), Options(tmp_path, "cpu")
     with pytest.raises(UserError, match=r"pip install 'crosel\[ray\]'"):
-        run_cells(cells, options, on_ray.run_ray, Board(cells, options, quiet=True))
+        run_suite(tiny(1), tmp_path / "out", on="ray", device="cpu")
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_come_and_go_as_on_the_worker(tmp_path: Path) -> None:

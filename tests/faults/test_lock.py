@@ -54,3 +54,13 @@ def test_every_dependency_of_ours_is_locked(lock: str) -> None:
     ours = {normal(re.split(r"[\s\[<>=~!;]", item)[0]) for item in wanted} - {"crosel"}
     assert {"torch", "numpy", "typer", "pytest", "ruff"} <= ours
     assert ours - pins(lock).keys() == set()
+
+
+def test_whoever_lacks_an_extra_is_told_its_name() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads pyproject.toml by itself")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    assert set(re.findall(r"pip install 'crosel\[(\w+)\]'", source)) == project["optional-dependencies"].keys() - {
+        "dev",
+        "docs",
+    }

@@ -679,7 +679,7 @@ def test_history(monkeypatch: pytest.MonkeyPatch) -> None:
         history.plot(["x"], ax=Axes())
     assert pickle.loads(pickle.dumps(history)) == history
     monkeypatch.setattr(importlib, "import_module", _no_matplotlib)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'crosel\[plots\]'"):
         history.plot()
     axes = Axes()
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(subplots=lambda: (None, axes)))

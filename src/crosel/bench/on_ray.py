@@ -107,7 +107,7 @@ class Courier:
             last = time.monotonic() if due else last
 
     def _deliver(self, delivery: Delivery) -> bool:
-        ray = _ray()
+        ray = find_ray()
         try:
             return bool(ray.get(self.desk.put.remote(delivery)))
         except ray.exceptions.RayError:  # whoever wanted the result has gone
@@ -157,7 +157,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).as_posix(), path
 
 
-def _ray() -> Any:
+def find_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -178,7 +178,7 @@ class Task:
 @contextmanager
 def cluster() -> Iterator[Any]:
     """Connect to the cluster that RAY_ADDRESS names or that runs on this machine; if there is none, start one."""
-    ray = _ray()
+    ray = find_ray()
     if ray.is_initialized():
         yield ray
         return

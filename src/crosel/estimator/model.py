@@ -220,4 +220,4 @@ def _pyplot() -> Any:
     try:
         return importlib.import_module("matplotlib.pyplot")
     except ImportError:
-        raise ImportError("plots need matplotlib, which is not installed: pip install matplotlib") from None
+        raise ImportError("plots need matplotlib, which is not installed: pip install 'crosel[plots]'") from None
