@@ -13,7 +13,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.images import SUFFIXES
 from crosel.data.inputs import join_inputs
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, image_root
+from crosel.data.table import image_root
 from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import votes_dataset
@@ -156,15 +156,4 @@ def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | N
     inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)
     votes = [(row, label, row, "choices") for row, ticked in enumerate(found.ticked) for label in ticked]
     notes = [f"{what}, left out: {count}" for what, count in found.left_out.items()]
-    table = _Places(path, range(len(found.names)), {}, {})
-    table.given = found.places
-    return votes_dataset(inputs, votes, table, settings, None, notes)
-
-
-class _Places(Table):
-    """Tasks have numbers, not lines."""
-
-    given: list[str]
-
-    def place(self, row: int, meaning: str | None = None) -> str:
-        return self.given[row]
+    return votes_dataset(inputs, votes, lambda row, _: found.places[row], path, settings, None, notes)

@@ -241,11 +241,11 @@ def check_test_labels(table: Table, rows: Array, labels: Sequence[str | None]) -
             )
 
 
-def index_of(table: Table, vocabulary: Vocabulary, name: str, row: int, meaning: str) -> int:
+def index_of(name: str, vocabulary: Vocabulary, place: Callable[[int, str], str], row: int, meaning: str) -> int:
     try:
         return vocabulary[name]
     except ValueError as error:
-        raise UserError(f"{table.place(row, meaning)}: {error}") from None
+        raise UserError(f"{place(row, meaning)}: {error}") from None
 
 
 def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -280,7 +280,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
         x, _ = table_inputs(table, settings, progress)
 
     def indices(rows: Array) -> list[int]:
-        return [index_of(table, vocabulary, str(labels[row]), int(row), "label") for row in rows]
+        return [index_of(str(labels[row]), vocabulary, table.place, int(row), "label") for row in rows]
 
     return make_dataset(
         x if len(train) == table.n else x[train], matrix, y=None if truth is None else indices(train),
@@ -398,7 +398,7 @@ def _matrices(
     known: dict[tuple[str, ...], list[int]] = {}
     for at, names in enumerate(sets):
         if names not in known:
-            known[names] = [index_of(table, vocabulary, name, int(train[at]), "candidates") for name in names]
+            known[names] = [index_of(name, vocabulary, table.place, int(train[at]), "candidates") for name in names]
         rows += [at] * len(names)
         columns += known[names]
     matrix = set_matrix(rows, columns, n, k, table.path)
@@ -408,5 +408,5 @@ def _matrices(
     out = np.zeros((n, k), dtype=np.float32)
     for at, pairs in enumerate(weights):
         for name, weight in pairs.items():
-            out[at, index_of(table, vocabulary, name, int(train[at]), "weight")] = weight
+            out[at, index_of(name, vocabulary, table.place, int(train[at]), "weight")] = weight
     return matrix, np.where(matrix, out, 0)

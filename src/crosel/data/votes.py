@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ _MAY_BE_CLASSES = NO_VOTE - {"", "[]", "nan"}
 def votes_dataset(
     inputs: Inputs,
     votes: Sequence[tuple[int, str, int, str]],  # example, label, and where it stands: row, column
-    table: Table,
+    place: Callable[[int, str], str],  # how to call such a place in an error
+    path: Path,
     settings: DataSettings,
     truth: Sequence[str] | None = None,
     notes: Sequence[str] = (),
@@ -40,8 +42,8 @@ def votes_dataset(
     labels = truth if truth is not None else inputs.labels
     found = {label for _, label, _, _ in votes} | set(labels or ()) | set(inputs.labels_test or ())
     vocabulary = Vocabulary(found, settings.classes)
-    check_cells(n, len(vocabulary), 4, table.path)
-    columns = {label: index_of(table, vocabulary, label, row, column) for _, label, row, column in votes}
+    check_cells(n, len(vocabulary), 4, path)
+    columns = {label: index_of(label, vocabulary, place, row, column) for _, label, row, column in votes}
     counts = np.zeros((n, len(vocabulary)), dtype=np.int32)
     np.add.at(counts, ([example for example, _, _, _ in votes], [columns[label] for _, label, _, _ in votes]), 1)
 
@@ -49,16 +51,16 @@ def votes_dataset(
         try:
             return None if names is None else [vocabulary[name] for name in names]
         except ValueError as error:
-            raise UserError(f"{settings.inputs or table.path}: {error}") from None
+            raise UserError(f"{settings.inputs or path}: {error}") from None
 
-    image = image_root(settings, table.path) / inputs.ids[0]
-    features_beside = table.features is not None and settings.inputs is None
+    image = image_root(settings, path) / inputs.ids[0]
+    features_beside = inputs.x.ndim == 2 and settings.inputs is None
     if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
         unused = "the images that ids name are not used, because there are columns of numbers"
         notes = [*notes, f"{unused}; to use the images, rename the column of ids to 'path'"]
     data = make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
-        classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(table.path),
+        classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(path),
         columns=inputs.columns,
     )  # fmt: skip
     return without_bad(data, inputs)
@@ -147,7 +149,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     )  # fmt: skip
     truth, _ = optional_labels(table, rows, "truth")
     notes += [f"repeated votes, left out: {again}"] if again else []
-    return votes_dataset(inputs, votes, table, settings, truth, notes)
+    return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
 
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -190,7 +192,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         for label in known[cell]
     ]
     truth, _ = optional_labels(table, np.arange(table.n), "truth" if "truth" in table.columns else "label")
-    return votes_dataset(inputs, votes, table, settings, truth, notes)
+    return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
 
 def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
