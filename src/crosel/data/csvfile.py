@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from crosel.data.dataset import Dataset
+from crosel.data.scores import score_table
 from crosel.data.settings import DataSettings, Format, OnImages
 from crosel.data.table import (
+    ANNOTATOR,
+    NAME_THEM,
     Table,
     as_features,
     meanings,
@@ -24,12 +27,11 @@ from crosel.data.table import (
 )
 from crosel.data.text import CsvFile
 from crosel.data.vocabulary import NO_VOTE, label_names
+from crosel.data.votes import long_votes, wide_votes
 from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown
 
-ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
-NAME_THEM = "--set data.annotators=[NAME,NAME]"
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LONG_VOTES = "; if rows are votes, name their columns task, worker and label"
 _WHOLE = re.compile(r"\s*-?\d+\.0\s*")
@@ -252,16 +254,5 @@ def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: OnI
             f"{table.place(int(tests[0]), 'split')}: votes and scores are for training; put test rows in the "
             "file of inputs: --set data.inputs=FILE"
         )
-    if kind == "votes":
-        from crosel.data.votes import long_votes
-
-        return long_votes(table, settings, progress)
-    if kind == "wide-votes":
-        from crosel.data.votes import wide_votes
-
-        return wide_votes(table, settings, progress)
-    if kind == "scores":
-        from crosel.data.scores import score_table
-
-        return score_table(table, settings, progress)
-    return table_dataset(table, settings, progress)
+    read = {"votes": long_votes, "wide-votes": wide_votes, "scores": score_table}.get(kind, table_dataset)
+    return read(table, settings, progress)

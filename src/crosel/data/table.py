@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ MEANINGS = {
     "candidates": "candidates", "label": "label", "weight": "weight", "split": "split",
     "worker": "worker", "annotator": "worker", "truth": "truth",
 }  # fmt: skip
+ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
+NAME_THEM = "--set data.annotators=[NAME,NAME]"
 OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
 _NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name
 T = TypeVar("T")

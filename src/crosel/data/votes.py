@@ -15,12 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.csvfile import ANNOTATOR, NAME_THEM
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, image_root, index_of, optional_labels, own_ids, without_repeated
+from crosel.data.table import (
+    ANNOTATOR,
+    NAME_THEM,
+    Table,
+    image_root,
+    index_of,
+    optional_labels,
+    own_ids,
+    without_repeated,
+)
 from crosel.data.vocabulary import NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 from crosel.limits import shown
