@@ -185,7 +185,7 @@ class RunFolder:
                 check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
                 y, ids, columns = (archive.get(name) for name in ("y", "ids", "columns"))
                 return SavedSets(
-                    archive["candidates"].astype(bool), tuple(map(str, archive["classes"])),
+                    archive["candidates"].astype(bool, copy=False), tuple(map(str, archive["classes"])),
                     tuple(map(int, archive["shape"])), str(archive["data"]), archive["corrected"],
                     y=None if y is None else y.astype(np.int64),
                     columns=None if columns is None else tuple(map(str, columns)), given_ids=ids,
