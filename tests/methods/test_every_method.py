@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from _runs import TIMINGS
+from _sessions import CPU, NAMES, bits, different, make_session, small_data
 from _support import small_arrays
 from _toy import assert_never_waits, make
 
 from crosel import checkpoint
-from crosel.build import build_session, resolve
-from crosel.config import RunConfig, build_config
+from crosel.config import build_config
 from crosel.data import draw_candidates, load
-from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.dataset import Dataset
 from crosel.errors import Interrupted
 from crosel.methods import methods
 from crosel.methods.base import Method
@@ -23,37 +24,14 @@ from crosel.session import Session
 from crosel.stepper import Stepper
 from crosel.train import fit
 
-NAMES = list(methods())
-CPU = torch.device("cpu")
-# Short runs reach every code path: CroSel selects, PiCO has prototypes, PoP purifies.
-EARLY = {"crosel": ["method.warmup=1", "method.bank_length=1", "method.gamma=0.2"], "pop": ["method.warm_up=1"]}
-
-
-def config(name: str, *settings: str, epochs: int = 2) -> RunConfig:
-    values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": name}, "seed": 3}
-    return build_config(preset="demo/digits", settings=[f"train.epochs={epochs}", *settings], values=values)
-
 
 def session(name: str, *settings: str, epochs: int = 2, data: Dataset | None = None) -> Session:
     """With 352 digits, where the test brings none: 11 steps an epoch."""
-    small = ["network.width=8", "train.batch_size=32", *EARLY.get(name, [])]
-    chosen = config(name, *small, *settings, epochs=epochs)
-    data = data or make_dataset(**small_arrays(n=352), classes=10)
-    return build_session(resolve(chosen, data), data, CPU)
-
-
-def tensors(s: Session) -> dict[str, torch.Tensor]:
-    return s.state()[0]
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    different = [name for name in one if not torch.equal(one[name], other[name])]
-    assert different == []
+    return make_session(name, *settings, data=data or small_data(**small_arrays(n=352)), epochs=epochs, seed=3)
 
 
 def untimed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second", "peak_memory_mib")} for r in rows]
+    return [{k: v for k, v in r.items() if k not in TIMINGS} for r in rows]
 
 
 def test_all_seven_are_here() -> None:
@@ -134,11 +112,11 @@ def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
     saved, state = s.state()
     checkpoint.save(tmp_path, 2, 0, saved, state, keep=1)
     other = session(name)
-    assert any(not torch.equal(a, b) for a, b in zip(saved.values(), tensors(other).values(), strict=False))
+    assert bits(other) != bits(s)
     found = checkpoint.load_newest(tmp_path)
     assert found.checkpoint is not None
     other.restore(found.checkpoint)
-    assert_same(saved, tensors(other))
+    assert different(bits(s), bits(other)) == []
     assert other.progress.rows == s.progress.rows
     assert other.progress.epoch == 2
 
@@ -159,7 +137,7 @@ def test_resume_equals_a_straight_run(name: str, tmp_path: Path) -> None:
     assert found.checkpoint is not None
     resumed.restore(found.checkpoint)
     fit(resumed)
-    assert_same(tensors(straight), tensors(resumed))
+    assert different(bits(straight), bits(resumed)) == []
     assert untimed(straight.progress.rows) == untimed(resumed.progress.rows)
 
 
@@ -167,7 +145,9 @@ def test_resume_equals_a_straight_run(name: str, tmp_path: Path) -> None:
 def test_learns_on_digits(name: str, tmp_path: Path) -> None:
     """Far above chance (10 %) after a few epochs; what each reaches with time stands in docs/comparison.md."""
     settings = ["network.width=16", "train.batch_size=64", *(["method.warmup=6"] if name == "crosel" else [])]
-    s = train_run(config(name, *settings, epochs=8), tmp_path / "run", CPU)
+    values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": name}, "seed": 3}
+    config = build_config(preset="demo/digits", settings=["train.epochs=8", *settings], values=values)
+    s = train_run(config, tmp_path / "run", CPU)
     rows = s.progress.rows
     assert rows[-1]["test_accuracy"] > 0.5
     assert rows[-1]["test_accuracy"] > rows[0]["test_accuracy"]
