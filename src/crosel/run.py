@@ -137,15 +137,10 @@ class RunFolder:
     def take_config(self, config: RunConfig) -> None:
         """Refuse to go on with other settings than the run was started with; note those that may change."""
         damaged: list[str] = []  # a line that says so
-        old, new = self.read_config(damaged.append).model_dump(mode="json"), config.model_dump(mode="json")
-        changed = what_changed(old, new)
-        if changed is not None:
-            name, was, now = changed
-            raise UserError(
-                f"{self.path} has a run with other settings: {name} was {was!r}, now {now!r}; "
-                "use the old value, or choose another --out"
-            )
-        if old != new or damaged:
+        old = self.read_config(damaged.append)
+        remedy = "use the old value, or choose another --out"
+        refuse_changes(old, config, f"{self.path} has a run with other settings", remedy)
+        if damaged or old.to_yaml() != config.to_yaml():
             atomic_write(self / "config.yaml", config.to_yaml())
 
     @contextmanager
@@ -245,13 +240,7 @@ class RunFolder:
         if not isinstance(state.get("config"), dict):
             return
         old = check_config(state["config"], place=f"{self.checkpoints}: ")  # of an earlier version: new ones by default
-        changed = what_changed(old.model_dump(mode="json"), config.model_dump(mode="json"))
-        if changed is not None:
-            name, was, now = changed
-            raise UserError(
-                f"{self / 'config.yaml'} has changed since the run started: {name} was {was!r}, now {now!r}; "
-                "change it back"
-            )
+        refuse_changes(old, config, f"{self / 'config.yaml'} has changed since the run started", "change it back")
 
     # --- watching the loop ------------------------------------------------------------------------------------
 
@@ -361,13 +350,16 @@ def with_full_paths(config: RunConfig) -> RunConfig:
     return config.model_copy(update=update)
 
 
-def what_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting that decides what is learnt and differs: its dotted name and both values."""
-    was, now = dotted(old), dotted(new)
+def refuse_changes(old: RunConfig, new: RunConfig, what: str, remedy: str) -> None:
+    """Name the first setting that decides what is learnt and differs."""
+    was, now = (dotted(config.model_dump(mode="json")) for config in (old, new))
     free = set(FREE_TO_CHANGE)
     if not {was.get("source"), now.get("source")} & set(NAMED):
         free.add("source")  # a file may have moved; its content is compared with the run's own record of it
-    return first_difference(was, now, free)
+    changed = first_difference(was, now, free)
+    if changed is not None:
+        name, before, after = changed
+        raise UserError(f"{what}: {name} was {before!r}, now {after!r}; {remedy}")
 
 
 def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> tuple[str, Any, Any] | None:
