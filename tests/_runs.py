@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,13 @@ class ForkServer:
         self.process.wait(timeout=60)
 
 
+def untimed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of metrics without the timings, which no two runs share."""
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows]
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl without the timings, which no two runs share."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMINGS} for line in lines]
+    return untimed(map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()))
 
 
 def checkpoints(run: Path) -> list[Path]:

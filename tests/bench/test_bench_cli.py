@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from _made import make_run
+from _runs import untimed
 from _support import CroselCli
 
 from crosel.bench import EXECUTORS, expand, read_suite, run_cell, suites
@@ -70,8 +71,7 @@ def figures(table: str) -> list[dict[str, str]]:
     rows = list(csv.DictReader(table.splitlines()))
     assert [row["method"] for row in rows] == ["crosel", "cc"]
     assert {row["seeds"] for row in rows} == {"0 1"}
-    measured = ("seconds", "images_per_second", "peak_memory_mib")
-    return [{k: v for k, v in row.items() if k not in measured} for row in rows]
+    return untimed(rows)
 
 
 @pytest.mark.parametrize("on", ["local", "ray"])

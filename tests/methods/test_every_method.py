@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from _runs import TIMINGS
+from _runs import untimed
 from _sessions import CPU, NAMES, bits, different, make_session, small_data
 from _support import small_arrays
 from _toy import assert_never_waits, make
@@ -28,10 +28,6 @@ from crosel.train import fit
 def session(name: str, *settings: str, epochs: int = 2, data: Dataset | None = None) -> Session:
     """With 352 digits, where the test brings none: 11 steps an epoch."""
     return make_session(name, *settings, data=data or small_data(**small_arrays(n=352)), epochs=epochs, seed=3)
-
-
-def untimed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [{k: v for k, v in r.items() if k not in TIMINGS} for r in rows]
 
 
 def test_all_seven_are_here() -> None:
