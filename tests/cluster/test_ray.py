@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _runs import metrics
 
 from crosel.bench import Options, expand, on_ray, parse_suite, run_cell, run_suite
 from crosel.bench.board import Board
 from crosel.bench.suite import Suite
 from crosel.errors import UserError
-from crosel.run import RunFolder
 
 TINY = {
     "source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3", "network.width": 4,
@@ -59,11 +59,6 @@ def workers() -> list[int]:
     return found
 
 
-def untimed(folder: Path) -> list[dict[str, Any]]:
-    timings = ("seconds", "images_per_second", "peak_memory_mib")
-    return [{k: v for k, v in row.items() if k not in timings} for row in RunFolder(folder).read_metrics()]
-
-
 @pytest.mark.usefixtures("cluster", "quick")
 def test_a_suite_of_8_cells_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
     out, killed = tmp_path / "out", []
@@ -84,16 +79,16 @@ def test_a_suite_of_8_cells_loses_nothing_when_a_worker_is_killed(tmp_path: Path
     assert killed
     assert [(r.status, r.line) for r in results] == [("done", "")] * 8
     for result in results:
-        assert len(untimed(result.folder)) == 3
+        assert len(metrics(result.folder)) == 3
         assert {"config.yaml", "labels.csv", "done", "report.html"} <= {p.name for p in result.folder.iterdir()}
     first = results[0]
     run_cell(first.cell, tmp_path / "here", "cpu")
-    assert untimed(first.folder) == untimed(tmp_path / "here")
+    assert metrics(first.folder) == metrics(tmp_path / "here")
     again = run_suite(tiny(4), out, on="ray", device="cpu")
     assert {r.status for r in again} == {"skipped"}
     (part,) = run_suite(tiny(4), tmp_path / "part", only="*/cc-seed3", on="ray", device="cpu")
     assert (part.cell.name, part.status) == ("digits-q0.3/cc-seed3", "done")
-    assert untimed(part.folder) == untimed(out / part.cell.name)
+    assert metrics(part.folder) == metrics(out / part.cell.name)
 
 
 @pytest.mark.usefixtures("cluster", "quick")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from _jobs import CPU, alone, free_port, train
+from _runs import untimed
 from _support import small_arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -98,8 +99,7 @@ def state(folder: Path, rank: int = 0, epoch: int = 3, step: int = 0) -> dict[st
 def rows(folder: Path) -> list[dict[str, Any]]:
     found = load_newest(folder).checkpoint
     assert found is not None
-    other = ("seconds", "images_per_second", "peak_memory_mib", "phase")
-    return [{k: v for k, v in row.items() if k not in other} for row in found.state["rows"]]
+    return [{k: v for k, v in row.items() if k != "phase"} for row in untimed(found.state["rows"])]
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 1e-5) -> None:
