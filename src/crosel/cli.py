@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -387,6 +388,17 @@ def _hint(error: Any) -> str:
     return hint
 
 
+def _arguments() -> list[str]:
+    """What was typed. A shell leaves ~ after an equals sign as it is; here it becomes the home folder. Nothing at all,
+    in place of a variable that is not set, is refused: as a path, it would mean the folder we are in."""
+    given = sys.argv[1:]
+    for before, argument in zip(["crosel", *given], given, strict=False):
+        if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
+            what = argument or f"what follows {before}"
+            raise UserError(f"{what} is empty; give it a value (is a shell variable not set?)")
+    return [re.sub(r"^((?:[\w.-]+=)+)~(?=/)", lambda found: found[1] + os.path.expanduser("~"), word) for word in given]
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -411,7 +423,7 @@ def main() -> None:
     _open_closed_streams()
     try:
         with _sigterm_as_ctrl_c():
-            code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+            code = app(_arguments() or ["--help"], standalone_mode=False)
             sys.stdout.flush()
         if code == 130:  # how newer versions of typer put Ctrl-C; older ones let it through or raise Abort
             raise KeyboardInterrupt

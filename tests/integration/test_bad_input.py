@@ -84,8 +84,9 @@ def test_batches_of_one_where_batch_norm_has_a_single_value(
 
 FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "digits", "--method", "crosl"): ("unknown method 'crosl' (did you mean 'crosel'?)",),
-    ("train", "digits", "--method", ""): ("unknown method ''; choose from cc",),  # $METHOD that is not set
-    ("train", "digits", "--preset", ""): ("unknown preset ''; choose from demo/digits",),
+    ("train", "digits", "--method", ""): ("what follows --method is empty",),  # $METHOD that is not set
+    ("train", "digits", "--preset="): ("--preset= is empty; give it a value",),
+    ("train", "digits", "--out", ""): ("what follows --out is empty; give it a value (is a shell variable not set?)",),
     ("train", "digits", "--preset", "demo/digit"): ("unknown preset 'demo/digit' (did you mean 'demo/digits'?)",),
     ("train", "digits", "--candidates", "unifrm:q=0.3"): (
         "unknown candidate rule 'unifrm' (did you mean 'uniform'?)",
@@ -104,7 +105,8 @@ FLAGS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "digit"): ("source 'digit' is neither a file nor one of digits", "did you mean 'digits'?"),
     ("train", "cifar10"): ("cifar-10-batches-py does not exist", "--data DIR", "crosel data get cifar10 --to DIR"),
     ("train", "."): ("cannot read a folder without a folder of images for each class", "csv file: path,candidates"),
-    ("train", ""): ("source '' is neither a file nor one of digits",),
+    ("train", ""): ("what follows train is empty",),
+    ("train", " "): ("source ' ' is neither a file nor one of digits",),
     ("train", "digits", "--candidates", "uniform:q=0.3,q=0.5"): ("rule 'uniform:q=0.3,q=0.5': q is given twice",),
     ("train",): ("give something to train on", "--resume with --out RUN"),
     ("train", "--resume"): ("give something to train on", "--resume with --out RUN"),
