@@ -53,6 +53,8 @@ def test_csv_as_programs_write_it(tmp_path, change):
         ("['cat', 'a, b']", {}),
         ('["cat", "a, b"]', {}),
         ("[ 'cat','a, b' ]", {}),
+        ("{'cat', 'a, b'}", {}),
+        ("('cat', 'a, b')", {}),
         ("cat;a, b", {"separator": ";"}),
         ("cat // a, b", {"separator": "//"}),
     ],
@@ -64,10 +66,38 @@ def test_sets_as_people_and_pandas_write_them(tmp_path, cell, settings):
     assert data.notes == ()
 
 
-@pytest.mark.parametrize("cell", ["[cat]", "['cat'", "[['a'], 'b']", "[007]", "['a' 'b']", "[1, 2, x]", "['\\x']"])
+@pytest.mark.parametrize(
+    "cell", ["[cat]", "['cat'", "[['a'], 'b']", "[007]", "['a' 'b']", "[1, 2, x]", "['\\x']", "(1)"]
+)
 def test_what_is_not_quite_a_list_is_a_name(tmp_path, cell):
     data = read(put(tmp_path / "d.csv", f'candidates,f\n"{cell}",1\ncat,2\n'))
     assert sets_of(data) == [{cell}, {"cat"}]
+
+
+@pytest.mark.parametrize("cell", ["['a' 'b']", "{a, b}", "[a; b]"])
+def test_what_looks_like_a_list_is_told_of(tmp_path, cell):
+    (note,) = read(put(tmp_path / "d.csv", f'candidates,f\n"{cell}",1\ncat,2\n')).notes
+    assert "looks like several; write cat|dog, or ['cat', 'dog']" in note
+
+
+@pytest.mark.parametrize("cell", ["", "[]", "()", "set()", " {} "])
+def test_an_empty_set_is_one_however_it_is_written(tmp_path, cell):
+    path = put(tmp_path / "d.csv", f"candidates,f\n{cell},1\ncat,2\n")
+    assert "line 2, column 'candidates': an empty set" in refused(path)
+    assert read(path, skip_bad=True).ids == ("1",)
+
+
+def test_names_of_what_is_not_known_are_told_of(tmp_path):
+    path = put(tmp_path / "d.csv", "candidates,label,f\nNA|cat,cat,1\ncat|dog,nan,2\n")
+    assert read(path).notes == (
+        "taken as classes: 'NA', 'nan'; if this means that nothing is known, leave such cells blank",
+    )
+    assert read(path, classes=("NA", "cat", "dog", "nan")).notes == ()
+
+
+def test_a_code_with_an_underscore_is_no_number(tmp_path):
+    said = "line 3, column 'f': '2_1' is not a number"
+    assert said in refused(put(tmp_path / "d.csv", "candidates,f,g\ncat|dog,1,1\ndog,2_1,1\n"))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "/", " "])
@@ -96,7 +126,7 @@ def test_names_that_hold_a_comma_are_no_lists(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "pairs"),
     [(("01", "1"), 1), (("1", "1.0"), 1), (("Cat", "cat"), 1), (("1", "2", "10"), 0), (("a", "b"), 0),
-     (("New York", "new_york"), 1), (("١", "1"), 0), (("nan", "inf"), 0), (tuple("abcdeABCDE"), 4)],
+     (("New York", "new_york"), 1), (("١", "1"), 0), (("-nan", "inf"), 0), (tuple("abcdeABCDE"), 4)],
 )  # fmt: skip
 def test_classes_that_may_be_one_are_told(tmp_path, cells, pairs):
     path = put(tmp_path / "d.csv", "candidates,f\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells)))
@@ -315,6 +345,12 @@ def test_accents_of_a_path_may_be_one_character_or_two(tmp_path, there, listed):
     picture(tmp_path / unicodedata.normalize(there, "été.png"))
     cell = unicodedata.normalize(listed, "été.png")
     assert read(put(tmp_path / "d.csv", f"path,label\n{cell},x\n")).ids == (cell,)
+
+
+@pytest.mark.parametrize("mark", ["\u200b", "\ufeff", "\u00ad"])
+def test_characters_without_width_are_told_of(tmp_path, mark):
+    (note,) = read(put(tmp_path / "d.csv", f"candidates,f\ncat|dog,1\n{mark}cat,2\nc{mark}at|dog,3\ncat,4\n")).notes[:1]
+    assert f"classes 'cat' and {'c' + mark + 'at'!a} are kept apart" in note
 
 
 def test_names_that_only_look_the_same_are_told_apart_in_ascii(tmp_path):

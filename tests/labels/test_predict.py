@@ -125,6 +125,9 @@ def test_features_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli
     assert (refused.code, refused.err) == (
         2, "crosel: gone.csv, line 1: there is no column 'w', which the run was trained on; add it\n"
     )  # fmt: skip
+    Path("code.csv").write_text("u,v,w\n1,2,3\n1,2_1,3\n")
+    refused = crosel_cli("predict", "run", "code.csv", "--out", "p.csv")
+    assert (refused.code, "code.csv, line 3, column 'v': '2_1' is not a number" in refused.err) == (2, True)
     scores = [crosel_cli("eval", "run", source, "--json").out for source in ("rows.csv", "moved.csv")]
     assert scores[0] == scores[1]
     assert json.loads(scores[0])["examples"] == 12
@@ -477,6 +480,17 @@ def test_the_folder_of_an_output_is_made(tiny_run: TinyRun, images: Path, tmp_pa
         out = tmp_path / command[0] / "a b" / command[-1]
         assert crosel_cli(*command[:-1], out).code == 0
         assert out.is_file()
+
+
+def test_the_home_folder_after_an_equals_sign(tmp_path, monkeypatch, crosel_cli: CroselCli):
+    """Shells put it in the place of ~ at the beginning of a word only."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("votes.csv").write_text("id,anna,ben\na,cat,dog\nb,dog,dog\n")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "x.csv").write_text("id,f\na,1\nb,2\n")
+    done = crosel_cli("candidates", "votes.csv", "--set", "data.inputs=~/x.csv", "--out=~/sets.npz")
+    assert (done.code, Path("home/sets.npz").is_file(), Path("~").exists()) == (0, True, False), done.err
 
 
 def test_a_command_that_fails_leaves_no_folder(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):

@@ -229,8 +229,11 @@ def _csv(path: Path, form: Form) -> Iterator[Chunk]:
     form.check_width(len(columns), f"{path}, line 1")
 
     def numbers(line: int, row: list[str]) -> list[float]:
+        cells = [row[column] for column in columns]
         try:
-            return [float(row[column]) for column in columns]
+            if "_" in "".join(cells):  # a code such as 3_1, which Python takes for 31
+                raise ValueError
+            return list(map(float, cells))
         except ValueError:
             raise no_number(path, line, header, columns, row) from None
 

@@ -176,7 +176,9 @@ def gather(
             column_cells.append(row[column])
         if take is not None:
             try:
-                values.extend(map(float, take(row)))
+                values.extend(map(float, numbers := take(row)))
+                if "_" in "".join(numbers):  # a code such as 3_1, which Python takes for 31
+                    raise ValueError
             except ValueError:
                 labels_alone = kind == "table" and "label" in known and "candidates" not in known
                 or_else = _WHICH_ARE_VOTES if kind != "table" else ""

@@ -17,6 +17,7 @@ from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import SUFFIXES, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import (
+    EMPTY,
     Vocabulary,
     alike,
     check_cells,
@@ -24,6 +25,7 @@ from crosel.data.vocabulary import (
     label_names,
     label_weights,
     looks_joined,
+    may_be_unknown,
     set_matrix,
 )
 from crosel.errors import UserError
@@ -275,6 +277,8 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     found.update(name for pairs in weights or () for name in pairs)
     vocabulary = Vocabulary(found, settings.classes)
     notes += alike(vocabulary.classes)
+    if settings.classes is None:
+        notes += may_be_unknown(vocabulary.classes)
     if sets is not None and all(len(names) == 1 for names in sets):
         notes += filter(None, [looks_joined(vocabulary.classes)])
     ids = _example_ids(table, notes)
@@ -374,7 +378,7 @@ def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ..
 
 
 def _is_blank(cell: Any) -> bool:
-    return cell is None or cell == [] or (isinstance(cell, str) and cell.strip() in ("", "[]"))
+    return cell is None or cell == [] or (isinstance(cell, str) and cell.strip() in EMPTY)
 
 
 def _label_set(cell: Any, separator: str) -> tuple[str, ...]:

@@ -17,11 +17,14 @@ from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
-NO_VOTE = frozenset({"", "[]", "-1", "nan", "na", "null", "none"})
-# A flat list as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'], ["cat"], [1, 2].
+EMPTY = frozenset({"", "[]", "()", "{}", "set()"})  # also as Python prints a list, tuple or set
+NO_VOTE = EMPTY | {"-1", "nan", "na", "null", "none"}
+# A flat list, set or tuple as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'],
+# ["cat"], [1, 2], {'cat', 'dog'}, ('cat',). What is just in parentheses is a name.
 _ITEM = rf"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{{1,{MAX_DIGITS}}})\s*"""
 _SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a blank or a semicolon
-_LIST = re.compile(rf"\[{_ITEM}(?:,{_ITEM})*\]")
+_ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
+_LIST = re.compile(rf"\[{_ITEMS}\]|\{{{_ITEMS}\}}|\({_ITEM},(?:{_ITEMS})?\)")
 
 
 def label_name(value: Any, what: str = "label") -> str:
@@ -47,7 +50,7 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     """A set of labels: a list, or names with | (or another separator) between them."""
     if isinstance(value, str):
         text = value.strip()
-        value = (_listed(text) or value.split(separator)) if text not in ("", "[]") else []
+        value = (_listed(text) or value.split(separator)) if text not in EMPTY else []
     elif isinstance(value, int | float) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):
@@ -63,10 +66,10 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
 
 def _listed(text: str) -> list[Any] | None:
     """The items of a list that was printed into a cell; None where there is none. (Flat, so evaluating is no risk.)"""
-    if not (text.startswith("[") and _LIST.fullmatch(text)):
+    if not (text.startswith(("[", "{", "(")) and _LIST.fullmatch(text)):
         return None
     try:
-        items: list[Any] = ast.literal_eval(text)
+        items: list[Any] = ast.literal_eval(f"[{text[1:-1]}]")  # of a set, too, in the order that is written
     except (ValueError, SyntaxError):  # an escape that Python does not know, a number such as 007
         return None
     return items
@@ -160,13 +163,26 @@ def _plain(name: str) -> object:
 
 
 def _folded(name: str) -> str:
-    """An é may be one character or two, a blank or hyphen of many kinds: what looks alike is alike here."""
-    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", unicodedata.normalize("NFKC", name).casefold())
+    """An é may be one character or two, a blank or hyphen of many kinds, and some characters have no width: what looks
+    alike is alike here."""
+    seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", seen.casefold())
+
+
+def may_be_unknown(names: Iterable[str]) -> list[str]:
+    """A note, where classes are named as tools write what is not known."""
+    words = [shown(name) for name in names if name.lower() in NO_VOTE - EMPTY - {"-1"}]
+    if not words:
+        return []
+    return [f"taken as classes: {', '.join(words)}; if this means that nothing is known, leave such cells blank"]
 
 
 def looks_joined(names: Sequence[str]) -> str | None:
     """A note, where no set has two labels but one name looks like several labels with something between them."""
     known = set(names)
+    for name in names:
+        if name[0] + name[-1] in ("[]", "{}") and any(mark in name for mark in ",; "):
+            return f"no set has two labels, but {shown(name)} looks like several; write cat|dog, or ['cat', 'dog']"
     for mark in ",;/ ":
         several = {name: [part.strip() for part in name.split(mark)] for name in names if mark in name}
         # Of cat;dog and dog;fox, too; but a fox terrier and a red fox have one name each.

@@ -29,11 +29,11 @@ from crosel.data.table import (
     own_ids,
     without_repeated,
 )
-from crosel.data.vocabulary import NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
+from crosel.data.vocabulary import EMPTY, NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
 from crosel.errors import UserError
 from crosel.limits import shown
 
-_MAY_BE_CLASSES = NO_VOTE - {"", "[]", "nan"}
+_MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
 
 
 def votes_dataset(
