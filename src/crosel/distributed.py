@@ -316,8 +316,11 @@ def connected(rank: int, size: int, device: torch.device, meet: str, attempt: in
 
 
 def _leave(world: Ranks) -> None:
-    goodbye = world.sum(torch.tensor(0))  # gloo aborts if one side leaves while another still speaks
-    # Kept until the group is gone: whoever lets go of it last needs Python's lock. Were that a thread of gloo's, for
-    # which torch 2.6 waits here with the lock in its hand, neither would ever end.
+    world.wait()  # gloo aborts if one side leaves while another still speaks
+    # At its end gloo waits for its threads, which may need Python's lock to let go of what they sent. Ended through a
+    # name of its own it gives the lock up meanwhile; ended with the group it does not in torch 2.6, and hangs.
+    group: Any = torch.distributed.group.WORLD
+    gloo = group._get_backend(torch.device("cpu"))
+    del group
     torch.distributed.destroy_process_group()
-    del goodbye
+    del gloo

@@ -119,6 +119,14 @@ def start_and_stop(rank: int, size: int, meet: Path) -> None:
         assert int(world.sum(torch.tensor(rank + 1))) == size * (size + 1) // 2
 
 
+def leave_at_once(rank: int, size: int, meet: Path) -> None:
+    """With much that gloo has yet to send and let go of."""
+    with connected(rank, size, CPU, f"file://{meet}") as world:
+        world.wait = lambda: None  # type: ignore[method-assign]
+        for _ in range(2000):
+            torch.distributed.all_reduce(torch.ones(1000), async_op=True)
+
+
 def command_line(rank: int, size: int, meet: Path, argv: list[str], port: int, kill: dict[str, int] | None) -> None:
     """`crosel ...` as torchrun would start it. `kill`: this rank ends by SIGKILL at this step."""
     os.environ |= {

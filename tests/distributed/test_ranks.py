@@ -224,6 +224,10 @@ def test_25_starts_and_stops_end_without_an_abort(launch: Launch, tmp_path: Path
     assert [launch(2, "start_and_stop", tmp_path / str(i)) for i in range(25)] == [[0, 0]] * 25
 
 
+def test_words_under_way_do_not_hold_up_the_end(launch: Launch, tmp_path: Path) -> None:
+    assert launch(1, "leave_at_once", tmp_path) == [0]
+
+
 # --- the command line ---------------------------------------------------------------------------------------------
 
 
