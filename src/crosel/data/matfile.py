@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ def _read(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> d
             raise UserError(f"{path}: '{name}' has the shape {shapes[name]}; save it again with -v7")
         # Sparse tables are dense in the end: a byte a cell. 8 bytes are MATLAB's numbers.
         check_bytes(math.prod(shapes[name]) * (8 if name == "data" else 1), f"'{name}'", path)
+    # Either kind of sparse table will do. SciPy 1.18 warns whoever does not say which, 1.12 knows only one.
+    kind_of_table = {"spmatrix": False} if "spmatrix" in signature(loadmat).parameters else {}
     try:
-        found: dict[str, Any] = loadmat(str(path), variable_names=names)
+        found: dict[str, Any] = loadmat(str(path), variable_names=names, **kind_of_table)
     except Exception as error:
         raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)}); save it again with -v7") from None
     for name in names:
