@@ -95,6 +95,19 @@ def test_names_of_what_is_not_known_are_told_of(tmp_path):
     assert read(path, classes=("NA", "cat", "dog", "nan")).notes == ()
 
 
+def test_true_labels_under_another_name(tmp_path):
+    data = read(put(tmp_path / "d.csv", "candidates,Truth,f\ncat|dog,cat,1\ndog,dog,2\n"))
+    assert (data.y.tolist(), data.columns) == ([0, 1], ("f",))
+    data = read(put(tmp_path / "d.csv", "candidates,Target,f\n0|1,0,1\n1,1,2\n"))
+    assert data.notes == ("feature 'Target': if it is the true label, name it 'label'",)
+    assert (
+        read(put(tmp_path / "d.jsonl", '{"candidates": [0, 1], "f": 1, "y": 1}\n')).notes[0].startswith("feature 'y'")
+    )
+    assert read(put(tmp_path / "d.csv", "candidates,x,y\n0|1,0,1\n1,1,2\n")).notes == (), "y beside x is a place"
+    bad = put(tmp_path / "d.csv", "candidates,truth,split,f\ncat|dog,cat,,1\n,,test,2\n")
+    assert "line 3, column 'truth': a test row needs its true label" in refused(bad)
+
+
 def test_a_code_with_an_underscore_is_no_number(tmp_path):
     said = "line 3, column 'f': '2_1' is not a number"
     assert said in refused(put(tmp_path / "d.csv", "candidates,f,g\ncat|dog,1,1\ndog,2_1,1\n"))

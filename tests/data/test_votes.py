@@ -48,6 +48,12 @@ def test_long_votes_with_inputs_joined_by_id(tmp_path, features, header):
     assert sets_of(draw_candidates(data, "votes:min=2", 0)) == [{"cat"}, {"dog"}]
 
 
+def test_where_inputs_come_from_elsewhere_other_columns_may_hold_anything(tmp_path, features):
+    rows = "".join(",".join(vote) + f",{i},done at {i}\n" for i, vote in enumerate(VOTES))
+    data = read(put(tmp_path / "votes.csv", "task,worker,label,seconds,remark\n" + rows), inputs=features)
+    assert (counted(data), data.x.tolist(), data.columns) == (EXPECTED, [[1, 2], [3, 4]], ("f", "g"))
+
+
 def test_long_votes_as_jsonl(tmp_path, features):
     rows = [dict(zip(("task", "worker", "label"), vote, strict=True)) for vote in VOTES]
     data = read(put(tmp_path / "votes.jsonl", "\n".join(map(json.dumps, rows))), inputs=features)

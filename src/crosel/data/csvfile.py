@@ -164,7 +164,7 @@ def gather(
     header = source.header
     known = {meaning: column for meaning, column in meanings(header, path).items() if column not in votes}
     rest = [c for c, name in enumerate(header) if name and c not in known.values() and c not in votes]
-    numeric = rest if kind == "scores" or ("path" not in known and not (votes and inputs_elsewhere)) else []
+    numeric = rest if kind == "scores" or not ("path" in known or inputs_elsewhere) else []
     lines, values = array("q"), array("d")
     cells: list[tuple[list[str], int]] = [([], column) for column in known.values()]
     texts: list[tuple[list[str], int]] = [([], column) for column in votes]

@@ -39,6 +39,7 @@ MEANINGS = {
 }  # fmt: skip
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
+_TRUTH = {"target", "targets", "class", "labels", "y", "y_true", "true_label", "ground_truth"}
 OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
 _NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name
 T = TypeVar("T")
@@ -253,6 +254,14 @@ def index_of(name: str, vocabulary: Vocabulary, place: Callable[[int, str], str]
         raise UserError(f"{place(row, meaning)}: {error}") from None
 
 
+def _may_be_truth(names: Sequence[str]) -> list[str]:
+    """Features with a name that tools give to true labels; but y beside x is a place."""
+    small = [name.lower() for name in names]
+    return [
+        name for name, word in zip(names, small, strict=True) if word in _TRUTH and not (word == "y" and "x" in small)
+    ]
+
+
 def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     """Rows with candidates, or with plain labels."""
     if settings.inputs is not None:
@@ -260,7 +269,10 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
             f"{table.path}, line 1: data.inputs is for votes and scores; rows with candidates or labels hold their "
             "inputs themselves: leave data.inputs out, and add a column 'path' or columns of numbers"
         )
-    notes: list[str] = []
+    if "truth" in table.columns and "label" not in table.columns:  # as votes and scores name it
+        columns = {**table.columns, "label": table.columns["truth"]}
+        table = replace(table, columns=columns, titles={**table.titles, "label": table.titles["truth"]})
+    notes = [f"feature {shown(name)}: if it is the true label, name it 'label'" for name in _may_be_truth(table.names)]
     x: Array | None = None
     if settings.skip_bad:
         table, x = _usable(table, settings, progress, notes)
