@@ -416,11 +416,19 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
+def _let_waiting_threads_sleep() -> None:
+    # PyTorch's threads keep a core busy while they wait for each other. A second run on the same cores would then stand
+    # still for most of its time (docs/performance.md). Has to be said before torch is imported.
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "10000"  # instead of 300,000
+
+
 def main() -> None:
     """Run the command line with the exit codes of the product: 0, 2 for the user, 1 for us, 130 on Ctrl-C."""
     # typer brings its own click from some version on; its exceptions are reached through those it exports.
     usage_error = typer.BadParameter.__mro__[1]
     _open_closed_streams()
+    _let_waiting_threads_sleep()
     try:
         with _sigterm_as_ctrl_c():
             code = app(_arguments() or ["--help"], standalone_mode=False)
