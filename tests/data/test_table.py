@@ -108,6 +108,18 @@ def test_true_labels_under_another_name(tmp_path):
     assert "line 3, column 'truth': a test row needs its true label" in refused(bad)
 
 
+def test_true_labels_in_jsonl_may_be_missing_or_come_late(tmp_path):
+    rows = [{"path": f"{i}.png", "candidates": ["cat", "dog"]} for i in range(3)]
+    for row in rows:
+        picture(tmp_path / row["path"])
+    rows[1]["truth"] = "cat"
+    data = read(put(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows))))
+    assert data.notes == ("some rows have no label: true labels are not used",)
+    rows[0]["truth"], rows[2]["truth"], rows[2]["split"] = "dog", "cat", "test"
+    data = read(put(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows))))
+    assert (data.y.tolist(), data.y_test.tolist()) == ([1, 0], [0])
+
+
 def test_a_code_with_an_underscore_is_no_number(tmp_path):
     said = "line 3, column 'f': '2_1' is not a number"
     assert said in refused(put(tmp_path / "d.csv", "candidates,f,g\ncat|dog,1,1\ndog,2_1,1\n"))

@@ -48,10 +48,20 @@ def test_long_votes_with_inputs_joined_by_id(tmp_path, features, header):
     assert sets_of(draw_candidates(data, "votes:min=2", 0)) == [{"cat"}, {"dog"}]
 
 
-def test_where_inputs_come_from_elsewhere_other_columns_may_hold_anything(tmp_path, features):
-    rows = "".join(",".join(vote) + f",{i},done at {i}\n" for i, vote in enumerate(VOTES))
-    data = read(put(tmp_path / "votes.csv", "task,worker,label,seconds,remark\n" + rows), inputs=features)
-    assert (counted(data), data.x.tolist(), data.columns) == (EXPECTED, [[1, 2], [3, 4]], ("f", "g"))
+@pytest.mark.parametrize("name", ["v.csv", "v.jsonl"])
+def test_with_inputs_elsewhere_other_columns_of_long_votes_may_hold_anything(tmp_path, features, name):
+    votes = [
+        {"task": "t1", "worker": "w1", "label": "cat", "when": 1, "screen": "1.png"},
+        {"task": "t1", "worker": "w2", "label": "dog", "when": 2, "screen": "none"},
+        {"task": "t2", "worker": "w1", "label": "dog", "when": 3, "screen": ""},
+    ]
+    if name.endswith("csv"):
+        lines = [",".join(votes[0]), *(",".join(map(str, vote.values())) for vote in votes)]
+    else:
+        lines = [json.dumps(vote) for vote in votes]
+        lines[2] = json.dumps({**votes[2], "remark": "late"})
+    data = read(put(tmp_path / name, "\n".join(lines)), inputs=features)
+    assert (data.votes.tolist(), data.x.tolist(), data.columns) == ([[1, 1], [0, 1]], [[1, 2], [3, 4]], ("f", "g"))
 
 
 def test_long_votes_as_jsonl(tmp_path, features):

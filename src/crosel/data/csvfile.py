@@ -224,7 +224,8 @@ def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tup
     if settings.annotators:
         kind, votes = "wide-votes", _named_columns(path, header, settings.annotators)
     known = meanings(header, path)
-    if "path" not in known and not (votes and settings.inputs):  # where both are named, nothing else is read
+    told = votes or {"worker", "label"} <= known.keys()  # which columns hold votes
+    if "path" not in known and not (told and settings.inputs):  # else no other column is read
         line, row = first[0]
         rest = {name: row[c] for c, name in enumerate(header) if name and c not in votes and c not in known.values()}
         refuse_unnamed_images(rest, f"{path}, line {line}")

@@ -17,7 +17,7 @@ from crosel.data.text import json_objects
 from crosel.errors import UserError
 from crosel.limits import check_bytes, shown
 
-_OPTIONAL = ("label", "weight", "split")  # meanings that a row may leave out
+_OPTIONAL = ("label", "truth", "weight", "split")  # meanings that a row may leave out
 
 
 def _float(value: Any) -> float:
@@ -54,15 +54,17 @@ class _Layout:
 
     titles: dict[str, str]  # meaning -> key
     features: list[str]  # keys
+    ignores_others: bool  # keys that are neither
 
     def __post_init__(self) -> None:
         self._known = frozenset(self.features)  # looked at for every key of every row
 
     @classmethod
-    def of(cls, row: dict[str, Any], path: Path, line: int) -> _Layout:
+    def of(cls, row: dict[str, Any], path: Path, line: int, inputs_elsewhere: bool) -> _Layout:
         keys = list(row)
         titles = {meaning: keys[column] for meaning, column in meanings(keys, path, line).items()}
-        return cls(titles, [] if "path" in titles else [key for key in keys if key not in titles.values()])
+        ignores_others = "path" in titles or inputs_elsewhere
+        return cls(titles, [] if ignores_others else [k for k in keys if k not in titles.values()], ignores_others)
 
     def check(self, row: dict[str, Any], place: str) -> None:
         """Take in what may come late; a key that comes and goes otherwise is no column."""
@@ -77,20 +79,20 @@ class _Layout:
                 f"{place}, column {shown(missing[0])}: missing, but the first row has it; give all rows the same"
             )
         late = [key for key in row if key not in self._known and key not in self.titles.values()]
-        if late and "path" not in self.titles:
+        if late and not self.ignores_others:
             raise UserError(f"{place}, column {shown(late[0])}: not in the first row; give all rows the same")
 
 
-def open_jsonl(path: Path) -> Table:
+def open_jsonl(path: Path, inputs_elsewhere: bool = False) -> Table:
     lines, values = array("q"), array("d")
     columns: dict[str, list[Any]] = {}
-    layout = _Layout({}, [])
+    layout = _Layout({}, [], False)
     width = -1
     for line, row in json_objects(path, '{"path": "a.png", "candidates": ["cat"]}'):
         place = f"{path}, line {line}"
         if not lines:
             refuse_our_labels(row, path)
-            layout = _Layout.of(row, path, line)
+            layout = _Layout.of(row, path, line, inputs_elsewhere)
             refuse_unnamed_images({key: row[key] for key in layout.features}, place)
         layout.check(row, place)
         for meaning, key in layout.titles.items():
@@ -115,7 +117,7 @@ def open_jsonl(path: Path) -> Table:
 
 
 def read_jsonl(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
-    table = open_jsonl(path)
+    table = open_jsonl(path, settings.inputs is not None)
     votes = {"worker", "label"} <= table.columns.keys() and bool(table.columns.keys() & {"id", "path"})
     if not votes and not table.columns.keys() & {"candidates", "weight", "label"}:
         raise UserError(
