@@ -106,6 +106,9 @@ def test_true_labels_under_another_name(tmp_path):
     assert read(put(tmp_path / "d.csv", "candidates,x,y\n0|1,0,1\n1,1,2\n")).notes == (), "y beside x is a place"
     bad = put(tmp_path / "d.csv", "candidates,truth,split,f\ncat|dog,cat,,1\n,,test,2\n")
     assert "line 3, column 'truth': a test row needs its true label" in refused(bad)
+    data = read(put(tmp_path / "d.csv", "candidates,truth,label,f\ncat|dog,cat,dog,1\ndog,dog,dog,2\n"))
+    assert data.y.tolist() == [1, 1]
+    assert data.notes == ("column 'truth' is not used: true labels are those in 'label'; keep one of the two",)
 
 
 def test_true_labels_in_jsonl_may_be_missing_or_come_late(tmp_path):

@@ -257,6 +257,29 @@ def test_names_that_python_takes_for_numbers_are_votes(tmp_path):
     assert read(path, inputs=str(put_x(tmp_path))).classes == ("3_1", "3_2")
 
 
+@pytest.mark.parametrize("unknown", ["", "NA", "none", "-1"])
+@pytest.mark.parametrize(
+    ("header", "row"), [("task,worker,label,truth,f", "{0},w,{1},{2},{0}"), ("id,rater_1,truth,f", "{0},{1},{2},{0}")]
+)
+def test_a_truth_that_is_not_known_is_no_class(tmp_path, header, row, unknown):
+    lines = [header, row.format(1, "cat", "cat"), row.format(2, "dog", unknown), row.format(3, "dog", "dog")]
+    path = put(tmp_path / "v.csv", "\n".join(lines))
+    data = read(path)
+    assert (data.classes, data.y) == (("cat", "dog"), None)
+    assert f"{path}, line 3, column 'truth': no true label, so this column is not used" in data.notes
+    if unknown:
+        assert read(path, classes=("cat", "dog", unknown)).y.tolist() == [0, 2, 1]
+
+
+def test_what_may_be_no_class_among_several_votes_and_in_the_inputs_is_told_of(tmp_path):
+    path = put(tmp_path / "v.csv", "task,worker,label,f\nt1,w,cat|none,1\nt2,w,dog,2\n")
+    assert read(path).notes[-1].startswith("taken as classes: 'none'")
+    x = put(tmp_path / "x.csv", "id,truth,f\nt1,NA,1\nt2,dog,2\n")
+    data = read(put(tmp_path / "v.csv", "task,worker,label\nt1,w,cat\nt2,w,dog\n"), inputs=str(x))
+    assert data.y.tolist() == [0, 2], "the truth of the inputs"
+    assert data.notes[-1].startswith("taken as classes: 'NA'")
+
+
 def test_an_empty_list_is_no_vote(tmp_path):
     assert read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,[],dog\nb,2,cat,[]\n")).classes == ("cat", "dog")
     assert read(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\nb,w,cat,2\n")).ids == ("b",)

@@ -22,6 +22,7 @@ from crosel.data.table import (
     own_ids,
     split_rows,
     table_inputs,
+    with_truth,
 )
 from crosel.errors import UserError
 from crosel.limits import check_plain, shown
@@ -91,6 +92,7 @@ def read_inputs(path: Path, settings: DataSettings | None = None, progress: OnIm
 
 
 def _table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> Inputs:
+    table = with_truth(table)
     own_ids(table)  # an id that is there twice is told of before images are decoded
     x, bad = table_inputs(table, settings, progress)
     if bad:

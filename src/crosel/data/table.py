@@ -262,6 +262,14 @@ def _may_be_truth(names: Sequence[str]) -> list[str]:
     ]
 
 
+def with_truth(table: Table) -> Table:
+    """True labels may be named as votes and scores name them."""
+    if "truth" not in table.columns or "label" in table.columns:
+        return table
+    columns = {**table.columns, "label": table.columns["truth"]}
+    return replace(table, columns=columns, titles={**table.titles, "label": table.titles["truth"]})
+
+
 def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     """Rows with candidates, or with plain labels."""
     if settings.inputs is not None:
@@ -269,10 +277,11 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
             f"{table.path}, line 1: data.inputs is for votes and scores; rows with candidates or labels hold their "
             "inputs themselves: leave data.inputs out, and add a column 'path' or columns of numbers"
         )
-    if "truth" in table.columns and "label" not in table.columns:  # as votes and scores name it
-        columns = {**table.columns, "label": table.columns["truth"]}
-        table = replace(table, columns=columns, titles={**table.titles, "label": table.titles["truth"]})
     notes = [f"feature {shown(name)}: if it is the true label, name it 'label'" for name in _may_be_truth(table.names)]
+    if {"truth", "label"} <= table.columns.keys():
+        unused, used = shown(table.titles["truth"]), shown(table.titles["label"])
+        notes.append(f"column {unused} is not used: true labels are those in {used}; keep one of the two")
+    table = with_truth(table)
     x: Array | None = None
     if settings.skip_bad:
         table, x = _usable(table, settings, progress, notes)

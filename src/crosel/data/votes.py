@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
@@ -29,7 +30,16 @@ from crosel.data.table import (
     own_ids,
     without_repeated,
 )
-from crosel.data.vocabulary import EMPTY, NO_VOTE, Vocabulary, alike, check_cells, label_name, label_names
+from crosel.data.vocabulary import (
+    EMPTY,
+    NO_VOTE,
+    Vocabulary,
+    alike,
+    check_cells,
+    label_name,
+    label_names,
+    may_be_unknown,
+)
 from crosel.errors import UserError
 from crosel.limits import shown
 
@@ -66,9 +76,14 @@ def votes_dataset(
     if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
         unused = "the images that ids name are not used, because there are columns of numbers"
         notes = [*notes, f"{unused}; to use the images, rename the column of ids to 'path'"]
+    notes = [
+        *notes,
+        *alike(vocabulary.classes),
+        *(may_be_unknown(vocabulary.classes) if settings.classes is None else ()),
+    ]
     data = make_dataset(
         inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
-        classes=vocabulary.classes, ids=inputs.ids, notes=(*notes, *alike(vocabulary.classes)), place=str(path),
+        classes=vocabulary.classes, ids=inputs.ids, notes=tuple(notes), place=str(path),
         columns=inputs.columns,
     )  # fmt: skip
     return without_bad(data, inputs)
@@ -94,6 +109,18 @@ def _told(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
     if not words:
         return []
     return [f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]"]
+
+
+def _truth(table: Table, rows: Array, meaning: str, no_vote: frozenset[str], notes: list[str]) -> list[str] | None:
+    """True labels, if all are there. What says that there is no vote says here that nothing is known."""
+    if meaning not in table.columns:
+        return None
+    cells = [None if _plain(cell) in no_vote else cell for cell in table.columns[meaning]]
+    truth, labels = optional_labels(replace(table, columns={**table.columns, meaning: cells}), rows, meaning)
+    missing = [int(row) for row in rows if labels[row] is None]
+    if missing and len(missing) < len(rows):
+        notes.append(f"{table.place(missing[0], meaning)}: no true label, so this column is not used")
+    return truth
 
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -155,7 +182,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
-    truth, _ = optional_labels(table, rows, "truth")
+    truth = _truth(table, rows, "truth", no_vote, notes)
     notes += [f"repeated votes, left out: {again}"] if again else []
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
@@ -199,7 +226,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         for row, cell in enumerate(cells)
         for label in known[cell]
     ]
-    truth, _ = optional_labels(table, np.arange(table.n), "truth" if "truth" in table.columns else "label")
+    truth = _truth(table, np.arange(table.n), "truth" if "truth" in table.columns else "label", no_vote, notes)
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
 
