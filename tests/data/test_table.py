@@ -55,6 +55,7 @@ def test_csv_as_programs_write_it(tmp_path, change):
         ("[ 'cat','a, b' ]", {}),
         ("{'cat', 'a, b'}", {}),
         ("('cat', 'a, b')", {}),
+        ("frozenset({'cat', 'a, b'})", {}),
         ("cat;a, b", {"separator": ";"}),
         ("cat // a, b", {"separator": "//"}),
     ],
@@ -80,7 +81,7 @@ def test_what_looks_like_a_list_is_told_of(tmp_path, cell):
     assert "looks like several; write cat|dog, or ['cat', 'dog']" in note
 
 
-@pytest.mark.parametrize("cell", ["", "[]", "()", "set()", " {} "])
+@pytest.mark.parametrize("cell", ["", "[]", "()", "set()", " {} ", "frozenset()"])
 def test_an_empty_set_is_one_however_it_is_written(tmp_path, cell):
     path = put(tmp_path / "d.csv", f"candidates,f\n{cell},1\ncat,2\n")
     assert "line 2, column 'candidates': an empty set" in refused(path)
@@ -406,6 +407,7 @@ BAD_CSV = {
     "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns; put a cell that contains"),
     "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row"),
     "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty set; give it at least one label"),
+    "unseen": (H + "a,x|\u200b,1,2\n", "line 2, column 'candidates': an empty label"),
     "empty part": (H + "a,x||y,1,2\n", "line 2, column 'candidates': an empty label"),
     "label twice": (H + "a,x|y|x,1,2\n", "line 2, column 'candidates': label 'x' appears twice"),
     "huge field": (H + "a," + "x" * 200_000 + ",1,2\n", "line 2: not a valid csv row (field larger"),
@@ -430,6 +432,7 @@ BAD_CSV = {
         "line 3, column 'label': a test row needs its true label",
     ),
     "label missing": ("label,f\na,1\n,2\n", "line 3, column 'label': no label, and there is no column 'candidates'"),
+    "weight code": ("candidates,weight,f\na|b,1_0|1,1\n", "line 2, column 'weight': weight '1_0' is not a number"),
     "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is not a number"),
     "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),
     "weight count": ("candidates,weight,f\na|b,1,1\n", "line 2, column 'weight': 1 weights for 2 candidates"),

@@ -17,7 +17,7 @@ from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
-EMPTY = frozenset({"", "[]", "()", "{}", "set()"})  # also as Python prints a list, tuple or set
+EMPTY = frozenset({"", "[]", "()", "{}", "set()", "frozenset()"})  # also as Python prints a list, tuple or set
 NO_VOTE = EMPTY | {"-1", "nan", "na", "null", "none"}
 # A flat list, set or tuple as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'],
 # ["cat"], [1, 2], {'cat', 'dog'}, ('cat',). What is just in parentheses is a name.
@@ -36,7 +36,7 @@ def label_name(value: Any, what: str = "label") -> str:
     if isinstance(value, int) and not -(10**MAX_DIGITS) < value < 10**MAX_DIGITS:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits is not a {what}; write it in quotes")
     name = str(value).strip()
-    if not name:
+    if not (name if name.isascii() else _seen(name).strip()):  # nothing, or only characters without width
         raise ValueError(f"an empty {what}; fill it in or remove it")
     if len(name) > MAX_NAME:
         raise ValueError(f"a {what} of {len(name)} characters; at most {MAX_NAME} are allowed")
@@ -66,6 +66,8 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
 
 def _listed(text: str) -> list[Any] | None:
     """The items of a list that was printed into a cell; None where there is none. (Flat, so evaluating is no risk.)"""
+    if text.startswith("frozenset({") and text.endswith("})"):
+        text = text[len("frozenset(") : -1]
     if not (text.startswith(("[", "{", "(")) and _LIST.fullmatch(text)):
         return None
     try:
@@ -79,6 +81,8 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"weight {shown(value)} is not a number")
     try:
+        if "_" in str(value):  # 1_0, which Python takes for 10
+            raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
         raise ValueError(f"weight {shown(value)} is not a number") from None
@@ -165,8 +169,11 @@ def _plain(name: str) -> object:
 def _folded(name: str) -> str:
     """An é may be one character or two, a blank or hyphen of many kinds, and some characters have no width: what looks
     alike is alike here."""
-    seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", seen.casefold())
+    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", _seen(unicodedata.normalize("NFKC", name)).casefold())
+
+
+def _seen(name: str) -> str:
+    return "".join(c for c in name if unicodedata.category(c) != "Cf")
 
 
 def may_be_unknown(names: Iterable[str]) -> list[str]:
