@@ -396,7 +396,8 @@ def _arguments() -> list[str]:
         if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
             what = argument or f"what follows {before}"
             raise UserError(f"{what} is empty; give it a value (is a shell variable not set?)")
-    return [re.sub(r"^((?:[\w.-]+=)+)~(?=/)", lambda found: found[1] + os.path.expanduser("~"), word) for word in given]
+    home = r"^((?:[\w.-]+=)+(?=~/)|--[\w-]+=(?=~$))~"  # a setting of just ~ is YAML's null
+    return [re.sub(home, lambda found: found[1] + os.path.expanduser("~"), word) for word in given]
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

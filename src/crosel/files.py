@@ -80,6 +80,8 @@ def new_folder(path: Path) -> Iterator[None]:
         for folder in missing:
             with contextlib.suppress(OSError):  # only an empty folder can be removed
                 folder.rmdir()
+            if os.path.exists(path):  # and needs all that leads to it: of a/../run an a, too, empty as it is
+                break
 
 
 def folder_of(out: Path) -> AbstractContextManager[None]:

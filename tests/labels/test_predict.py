@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -491,6 +492,17 @@ def test_the_home_folder_after_an_equals_sign(tmp_path, monkeypatch, crosel_cli:
     (tmp_path / "home" / "x.csv").write_text("id,f\na,1\nb,2\n")
     done = crosel_cli("candidates", "votes.csv", "--set", "data.inputs=~/x.csv", "--out=~/sets.npz")
     assert (done.code, Path("home/sets.npz").is_file(), Path("~").exists()) == (0, True, False), done.err
+    done = crosel_cli("candidates", "home/x.csv", "--set", "data.inputs=~", "--out=~")
+    assert (done.code, Path("~").exists(), f"{tmp_path / 'home'}" in done.err) == (2, False, True), done.err
+
+
+def test_a_folder_that_leads_to_an_output_stays_with_it(tmp_path, monkeypatch, crosel_cli: CroselCli):
+    monkeypatch.chdir(tmp_path)
+    Path("d.csv").write_text("candidates,f\ncat|dog,1\ndog,2\n")
+    out = "new/../there/sets.npz"
+    assert (crosel_cli("candidates", "bad.csv", "--out", out).code, os.listdir()) == (2, ["d.csv"])
+    assert crosel_cli("candidates", "d.csv", "--out", out).code == 0
+    assert Path(out).is_file()
 
 
 def test_a_command_that_fails_leaves_no_folder(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
