@@ -59,13 +59,17 @@ BAD_INPUTS = {
 }
 
 
+def refuses(reading, given, message):
+    """In one line that begins with the place."""
+    with pytest.raises(UserError, match=message) as caught:
+        reading(given, "here: x")
+    assert one_line(caught).startswith("here: x: ")
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("name", BAD_INPUTS)
 def test_bad_inputs_are_named_with_their_place(name):
-    x, message = BAD_INPUTS[name]
-    with pytest.raises(UserError, match=message) as caught:
-        as_inputs(x, "here: x")
-    assert one_line(caught).startswith("here: x: ")
+    refuses(as_inputs, *BAD_INPUTS[name])
 
 
 def test_features_become_single_precision():
@@ -141,10 +145,7 @@ BAD_SETS = {
 
 @pytest.mark.parametrize("name", BAD_SETS)
 def test_bad_sets_are_named_with_their_place(name):
-    sets, message = BAD_SETS[name]
-    with pytest.raises(UserError, match=message) as caught:
-        as_candidates(sets, "here: candidates")
-    assert one_line(caught).startswith("here: candidates: ")
+    refuses(as_candidates, *BAD_SETS[name])
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])
