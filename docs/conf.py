@@ -32,4 +32,6 @@ default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_class_signature = "separated"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike", "Bools": "NDArray[bool]"}
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100

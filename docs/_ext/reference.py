@@ -36,14 +36,19 @@ def _command(command: Any, name: str) -> Iterator[str]:
     if shown:
         yield "| argument or option | what | default |\n|---|---|---|"
         for p in shown:
-            names = f"`{_metavar(p)}`" if p in arguments else ", ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
-            yield f"| {names} | {_cell(p.help or '')} | {_default(p)} |"
+            names = f"`{_metavar(p)}`" if p in arguments else f"`{' '.join([*p.opts, *_value_of(p)])}`"
+            said, _, default = (p.help or "").removesuffix("]").partition("  [default: ")
+            yield f"| {names} | {_cell(said)} | {_cell(default) or _default(p)} |"
         yield ""
 
 
 def _metavar(argument: Any) -> str:
-    name = argument.name.upper() + ("…" if argument.nargs == -1 else "")
+    name = argument.metavar + ("…" if argument.nargs == -1 else "")
     return name if argument.required else f"[{name}]"
+
+
+def _value_of(option: Any) -> list[str]:
+    return [] if option.is_flag else [option.metavar]
 
 
 def _default(parameter: Any) -> str:
@@ -64,18 +69,24 @@ def settings() -> str:
         for name, field in RunConfig.model_fields.items()
         if name != "method" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
     }
-    parts = [_section(name.capitalize(), name, model) for name, model in sections.items()]
-    parts += [_section(f"Method: {name}", "method", method.Settings) for name, method in methods().items()]
+    own = [name for name in RunConfig.model_fields if name not in (*sections, "method")]
+    first = [_row(name, RunConfig.model_fields[name]) for name in own]
+    first.append("| `method.name` | `crosel` | name of the method; each has settings of its own, below |")
+    parts = [_section("Run", first)]
+    models = {name: (name, model) for name, model in sections.items()}
+    models |= {f"method: {name}": ("method", method.Settings) for name, method in methods().items()}
+    for title, (prefix, model) in models.items():
+        fields = {name: field for name, field in model.model_fields.items() if (prefix, name) != ("method", "name")}
+        parts.append(_section(title.capitalize(), [_row(f"{prefix}.{name}", field) for name, field in fields.items()]))
     return "\n".join(parts)
 
 
-def _section(title: str, prefix: str, model: type[BaseModel]) -> str:
-    rows = [
-        f"| `{prefix}.{name}` | {_value(field)} | {_cell(field.description or '')} |"
-        for name, field in model.model_fields.items()
-        if (prefix, name) != ("method", "name")
-    ]
+def _section(title: str, rows: list[str]) -> str:
     return "\n".join([f"## {title}\n", "| setting | default (others) | what |\n|---|---|---|", *rows, ""])
+
+
+def _row(name: str, field: Any) -> str:
+    return f"| `{name}` | {_value(field)} | {_cell(field.description or '')} |"
 
 
 def _value(field: Any) -> str:

@@ -16,14 +16,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Selection:
-    """Which examples are selected (bool [n]) and the label each would get (int64 [n], -1 where unknown)."""
+    """`mask`: which examples are selected, bool [n]. `labels`: the label each would get, int64 [n], -1 if unknown."""
 
     mask: Tensor
     labels: Tensor
 
 
 class MemoryBank(nn.Module):
-    """First in, first out: row t-1 is the newest epoch, row 0 the oldest; label -1 marks an empty entry."""
+    """The last `length` epochs of predictions for `n` examples: the label and its probability.
+
+    Row t-1 is the newest epoch, row 0 the oldest; label -1 marks an empty entry.
+    """
 
     labels: Tensor
     confidence: Tensor

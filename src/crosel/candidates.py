@@ -74,9 +74,9 @@ def _draw_with(labels: NDArray[np.int64], classes: int, draw: Callable[[slice], 
 
 
 def uniform(labels: ArrayLike, classes: int, q: float, seed: int, at_least_two: bool = False) -> Bools:
-    """Return the true label always, every other label with probability q: bool [n, k].
+    """Draw sets that hold the true label, and each other label with probability q: bool [n, k].
 
-    With `at_least_two`, one random wrong label joins where only the truth stands (as in PRODEN, CRDPLL and PoP).
+    With `at_least_two`, a set that would hold the truth alone gets a random wrong label (as in PRODEN, CRDPLL and PoP).
     """
     y, q, draws = _checked_labels(labels, classes), check_probability("q", q), _Draws(seed)
     sets = _draw_with(y, classes, lambda rows: draws.below(q, rows.stop - rows.start, classes))
@@ -88,10 +88,10 @@ def uniform(labels: ArrayLike, classes: int, q: float, seed: int, at_least_two: 
 
 
 def uniform_sets(labels: ArrayLike, classes: int, seed: int) -> Bools:
-    """Return proper sets that hold the truth, drawn as in CC's experiments.
+    """Draw sets that hold the truth but not all labels, as in CC's experiments: bool [n, k].
 
-    The size is s with probability C(k,s)/(2^k-2), s = 1..k-1; then s-1 wrong labels at random. So sets of one size are
-    equally likely; over all sizes, small ones are likelier than if all sets that hold the truth were.
+    The size is s with probability C(k,s)/(2^k-2), s = 1..k-1; then come s-1 random wrong labels. Sets of the same size
+    are equally likely. Small sets are likelier than if all sets that hold the truth were equally likely.
     """
     if classes < 2:
         raise UserError("uniform sets need at least two classes")
@@ -122,7 +122,7 @@ def _smallest(keys: NDArray[np.float64], size: NDArray[np.int64]) -> Bools:
 
 
 def superclass(labels: ArrayLike, groups: ArrayLike, q: float, seed: int) -> Bools:
-    """As `uniform`, with wrong labels only from the true label's superclass; `groups[j]` is the group of class j."""
+    """Like `uniform`, with wrong labels from the true label's superclass only; `groups[j]` is that of class j."""
     try:
         group = np.asarray(groups)
     except ValueError:  # lists of different lengths
@@ -136,9 +136,9 @@ def superclass(labels: ArrayLike, groups: ArrayLike, q: float, seed: int) -> Boo
 
 
 def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: int, temperature: float = 0) -> Bools:
-    """Draw each wrong label with a chance that follows an n x k score matrix, `rate` on average (clipped at 1).
+    """Draw wrong labels with probabilities proportional to a score matrix [n, k], `rate` on average (clipped at 1).
 
-    With a temperature the scores are logits: their softmax is taken.
+    With a temperature, the scores are logits, and their softmax is used.
     """
     g = np.asarray(scores)
     good = g.ndim == 2 and (np.issubdtype(g.dtype, np.number) or g.dtype == bool)
@@ -167,7 +167,7 @@ def instance_dependent(labels: ArrayLike, scores: ArrayLike, rate: float, seed: 
 
 
 def drop_truth(sets: ArrayLike, labels: ArrayLike, eta: float, seed: int) -> Bools:
-    """With chance η leave the true label out; a set of only the truth becomes one random wrong label."""
+    """Remove the true label from a set with probability eta; a set with no other label gets a random wrong one."""
     return _without_truth(np.array(sets, dtype=bool), labels, eta, seed)
 
 

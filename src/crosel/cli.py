@@ -18,11 +18,17 @@ app = typer.Typer(
     help="Train a classifier from sets of candidate labels, and get the true labels back.",
 )  # fmt: skip
 
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Trust = Annotated[bool, typer.Option("--trust-code", help="let network.name=module:factory import your code")]
 data_app = typer.Typer(rich_markup_mode=None, help="Download published datasets.")
 app.add_typer(data_app, name="data")
-DataDir = Annotated[Path | None, typer.Option("--data", help="folder with the published files of cifar10, …")]
+
+SOURCE = "digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder"
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda")]
+Trust = Annotated[bool, typer.Option("--trust-code", help="let network.name=module:factory import your code")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="folder with the published files of cifar10, …, or with moved files"),
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,7 +50,7 @@ def crosel(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for the demo's runs and report")] = Path("demo-run"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder for the demo's runs and report")] = Path("demo-run"),
     device: Device = "cpu",
 ) -> None:
     """Train CroSel and CC on handwritten digits, and compare them."""
@@ -55,27 +61,42 @@ def demo(
 
 @app.command()
 def train(
-    source: Annotated[
-        str | None, typer.Argument(help="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
+    source: Annotated[str | None, typer.Argument(metavar="SOURCE", help=SOURCE)] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="method; `crosel info` lists them  [default: crosel]")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="method to train with; `crosel info` lists them")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="settings that come with crosel, such as demo/digits; `crosel info` lists them")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="settings that come with crosel, such as demo/digits; `crosel info` lists them"
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with settings")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, such as train.epochs=20; may be repeated")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="a setting, such as train.epochs=20; may be repeated"),
     ] = None,
     candidates: Annotated[
-        str | None, typer.Option(help="rule that makes candidate sets, such as uniform:q=0.3")
+        str | None, typer.Option(metavar="RULE", help="how to make candidate sets, such as uniform:q=0.3")
     ] = None,
     data: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="run folder; default runs/SOURCE-METHOD-SEED")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="run folder  [default: runs/SOURCE-METHOD-SEED]")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
-    seed: Annotated[int | None, typer.Option(help="seed of candidate sets, weights and all other draws")] = None,
-    corrections: Annotated[Path | None, typer.Option(help="known labels from a review (csv or jsonl)")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="seed of candidate sets, weights and everything else random  [default: 0]"),
+    ] = None,
+    corrections: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="labels known to be right: csv or jsonl from a review or from labels --only-outside"
+        ),
+    ] = None,
     logger: Annotated[
-        list[str] | None, typer.Option(help="also send metrics to tensorboard or wandb; may be repeated")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="also send metrics to tensorboard or wandb; may be repeated"),
     ] = None,
     device: Device = "auto",
     trust_code: Trust = False,
@@ -120,12 +141,17 @@ def train(
 
 @app.command()
 def eval(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    source: Annotated[str | None, typer.Argument(help="other data with true labels; default: the run's own")] = None,
+    run: RunArgument,
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="SOURCE", help="other data with true labels  [default: the run's test set]"),
+    ] = None,
     data: DataDir = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="how the source is read: NAME=VALUE, such as data.image_root=DIR; may be repeated"),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="how to read SOURCE, such as data.image_root=DIR; may be repeated"
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     device: Device = "auto",
@@ -146,10 +172,12 @@ def eval(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    input: Annotated[Path, typer.Argument(help="image, folder of images, or a csv, jsonl, npz or mat file")],
-    out: Annotated[Path, typer.Option(help="csv or jsonl file to write")],
-    top: Annotated[int, typer.Option(min=1, help="number of labels to give for each example")] = 1,
+    run: RunArgument,
+    input: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="image, folder of images, or a csv, jsonl, npz or mat file")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="csv or jsonl file to write")],
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="number of labels to give for each example")] = 1,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
@@ -168,25 +196,40 @@ def predict(
 
 @app.command()
 def labels(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    out: Annotated[Path, typer.Option(help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) file to write")],
+    run: RunArgument,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) file to write"),
+    ],
     outside_gamma: Annotated[
         float | None,
-        typer.Option(help="confidence needed for the flag `outside`, at most γ; default: the run's own"),
+        typer.Option(
+            metavar="NUMBER",
+            help="CroSel: confidence, at most the run's γ, that makes a label not in the set count as `outside`; lower "
+            "values find more  [default: the run's method.outside_gamma]",
+        ),
     ] = None,
     only_outside: Annotated[
         bool,
-        typer.Option("--only-outside", help="write only labels that the sets seem to miss, for train --corrections"),
+        typer.Option(
+            "--only-outside",
+            help="write only the examples flagged `outside`, with the new labels, for train --corrections",
+        ),
     ] = False,
     doubtful_first: Annotated[
         bool,
         typer.Option("--doubtful-first", help="put the least confident labels first, instead of the order of the data"),
     ] = False,
-    from_name: Annotated[str, typer.Option(help="Label Studio: name of the choices tag")] = "label",
-    to_name: Annotated[str, typer.Option(help="Label Studio: name of the tag they label")] = "image",
-    data_key: Annotated[str, typer.Option(help="Label Studio: field of a task's data that holds the id")] = "image",
+    from_name: Annotated[str, typer.Option(metavar="NAME", help="Label Studio: name of the choices tag")] = "label",
+    to_name: Annotated[
+        str, typer.Option(metavar="NAME", help="Label Studio: name of the tag that the choices label")
+    ] = "image",
+    data_key: Annotated[
+        str, typer.Option(metavar="NAME", help="Label Studio: field of a task's data that holds the id")
+    ] = "image",
     tasks: Annotated[
-        Path | None, typer.Option(help="Label Studio: the project's JSON export, to keep its task ids and data")
+        Path | None,
+        typer.Option(metavar="FILE", help="Label Studio: the project's JSON export, to keep its task ids and data"),
     ] = None,
     data: DataDir = None,
     device: Device = "auto",
@@ -220,16 +263,20 @@ def labels(
 
 @app.command()
 def candidates(
-    source: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")],
-    out: Annotated[Path, typer.Option(help="npz file to write")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="npz file to write")],
     rule: Annotated[
-        str | None, typer.Option(help="rule that makes candidate sets, such as votes:min=2 or uniform:q=0.3")
+        str | None,
+        typer.Option(metavar="RULE", help="how to make candidate sets, such as votes:min=2 or uniform:q=0.3"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of what the rule draws")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="seed of what the rule draws")] = 0,
     data: DataDir = None,
-    inputs: Annotated[Path | None, typer.Option(help="file or folder with the inputs of votes or scores")] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="file or folder with the inputs of votes or scores")
+    ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, such as data.image_size=64; may be repeated")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="a setting, such as data.image_size=64; may be repeated"),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object")] = False,
 ) -> None:
@@ -249,9 +296,11 @@ def candidates(
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or svhn")],
-    to: Annotated[Path, typer.Option(help="folder to write to; pass it to other commands as --data")],
-    mirror: Annotated[str | None, typer.Option(help="address with the same files; default: $CROSEL_MIRROR")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or svhn")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="folder to write to; pass it to other commands as --data")],
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="another place with the same files  [default: $CROSEL_MIRROR]")
+    ] = None,
 ) -> None:
     """Download a published dataset. Files are verified, and broken downloads are resumed."""
     from crosel.console import Console
@@ -267,9 +316,11 @@ def data_get(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
-    out: Annotated[Path, typer.Option(help="html file to write")],
-    plots: Annotated[Path | None, typer.Option(help="folder for the charts as SVG and PNG; default: none")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders; several are compared")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="html file to write")],
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG and PNG")
+    ] = None,
 ) -> None:
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
     from crosel.files import folder_of
@@ -290,16 +341,25 @@ def report(
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="name of a suite (`crosel bench list` lists them), or a YAML file")],
-    out: Annotated[Path | None, typer.Option(help="folder for the runs; default bench/SUITE")] = None,
-    on: Annotated[str, typer.Option(help="where to run cells: local or ray")] = "local",
-    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, instead of the suite's own")] = None,
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="name of a suite (`crosel bench list` lists them), or a YAML file")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder for the runs  [default: bench/SUITE]")] = None,
+    on: Annotated[str, typer.Option(metavar="NAME", help="where to run cells: local or ray")] = "local",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="number of seeds, instead of the suite's own")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="run only cells whose names match, as in '*-seed0'; may be repeated"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="number of runs at once; on Ray, the number that share a GPU")] = 1,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE for every cell; may be repeated")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="number of runs at once; on Ray, the number that share a GPU")
+    ] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="a setting for every cell; may be repeated"),
+    ] = None,
     data: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="show the cells and their state; run nothing")] = False,
     oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
@@ -318,9 +378,13 @@ def bench(
 
 @app.command()
 def tables(
-    folders: Annotated[list[Path], typer.Argument(help="folders that contain runs, at any depth")],
-    format_: Annotated[str | None, typer.Option("--format", help="markdown, csv or latex; default: by --out")] = None,
-    out: Annotated[Path | None, typer.Option(help="file to write (.md, .csv, .tex) instead of the screen")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="folders that contain runs, at any depth")],
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="markdown, csv or latex  [default: as --out ends]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="file to write (.md, .csv, .tex) instead of the screen")
+    ] = None,
 ) -> None:
     """Compare runs with the paper's figures. The tables show mean and deviation over seeds."""
     from crosel.tables import tables_command
@@ -330,10 +394,14 @@ def tables(
 
 @app.command()
 def review(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    port: Annotated[int, typer.Option(help="port on 127.0.0.1; 0: any free port")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="print the address, and open no browser")] = False,
-    export: Annotated[Path | None, typer.Option(help="write the decisions to this csv, and open no page")] = None,
+    run: RunArgument,
+    port: Annotated[int, typer.Option(metavar="N", help="port on 127.0.0.1; 0: any free port")] = 0,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="print the address instead of opening a browser")
+    ] = False,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the decisions to this csv instead of opening the page")
+    ] = None,
 ) -> None:
     """Open a local web page to look through and correct labels."""
     from crosel.review import export_corrections, serve_review

@@ -1,4 +1,4 @@
-"""The training set's labels, cleaned: one row an example, as csv, jsonl, npz (for cleanlab) or for Label Studio."""
+"""The training set's labels, cleaned: one row per example, as csv, jsonl, npz (for cleanlab) or for Label Studio."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confiden
 
 
 class LabelRow(NamedTuple):
-    """One training example. `label` is always one of the candidates."""
+    """One training example.
+
+    `label` is always one of the candidates. `selected` is "both", "one" or "neither" ("" for methods that do not
+    select). `outside_label` is the label that all networks are sure of, if the flag is "outside".
+    """
 
     id: str
     label: str
     confidence: float
-    selected: str  # by which networks: both, one, neither; empty for methods that do not select
+    selected: str
     candidates: list[str]
     flag: str
-    outside_label: str | None = None  # where flagged `outside`: the label that all networks are sure of
+    outside_label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,9 @@ def flag_rows(
 
 
 def label_table(session: Session, outside_gamma: float | None = None) -> LabelTable:
-    """One pass over the training set; the label is the most probable one inside the candidate set.
+    """Label the training set in one pass; a label is the most probable one inside the candidate set.
 
-    `outside_gamma` replaces the run's own threshold for `outside`: the history is there, no training is needed.
+    `outside_gamma` replaces the run's own threshold for `outside`. It needs no training: the run keeps its history.
     """
     method: Method = session.method
     sets = session.data.candidates
@@ -261,7 +265,7 @@ def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def read_labels(path: Path) -> list[LabelRow]:
-    """Read a csv that `write_labels` wrote, apostrophes before would-be formulas taken away."""
+    """Read a csv that `write_labels` wrote, without the apostrophes it puts before would-be formulas."""
     try:
         with open(path, newline="", encoding="utf-8") as stream:
             reader = csv.reader(stream, strict=True)

@@ -302,7 +302,7 @@ def load_run(
     needs_data: bool = True,
     say: Callable[[str], None] = tell,
 ) -> Session:
-    """Open a run for use: its networks from the newest good checkpoint, and its data unless they are not needed."""
+    """Open a run: its networks from the newest good checkpoint, and its data if `needs_data`."""
     folder = RunFolder(path)
     config = folder.read_config(say)
     if needs_data:

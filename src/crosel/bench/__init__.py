@@ -35,11 +35,11 @@ def run_suite(
     only: str | Iterable[str] = (),
     quiet: bool = True,
 ) -> list[CellResult]:
-    """Run the cells of a suite into `out`, and say how each ended; a failing cell does not stop the others.
+    """Run the cells of a suite into `out`, and return how each ended; a failing cell does not stop the others.
 
-    `only` leaves all cells out whose names match none of these shell-style patterns: parts of a suite may be run on
-    different machines, and their folders copied into one.
-    Raises Interrupted on Ctrl-C or SIGTERM, when every run under way has saved its state.
+    With `only`, just the cells run whose names match one of these shell-style patterns. Parts of a suite may run on
+    different machines; copy their folders into one afterwards.
+    Raises Interrupted on Ctrl-C or SIGTERM, after every run under way has saved its state.
     """
     suite = read_suite(suite) if isinstance(suite, str) else suite
     if suite.search is not None:
@@ -81,7 +81,7 @@ def search_suite(
     oracle: bool = False,
     quiet: bool = True,
 ) -> Found:
-    """Run the search of a suite into `out`, or go on with it; trials are judged without true labels unless `oracle`."""
+    """Run the search of a suite into `out`, or continue it. Without `oracle`, no trial is judged by true labels."""
     from crosel.bench.search import run_search
 
     suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)

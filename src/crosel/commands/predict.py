@@ -30,7 +30,7 @@ def predict_file(
     progress: OnPredictions | None = None,
     say: Callable[[str], None] = tell,
 ) -> int:
-    """Write id, label and probability of the `top` labels, chunk by chunk, to csv or jsonl; return how many."""
+    """Write the `top` labels of each example, with their probabilities, to csv or jsonl; return how many examples."""
     suffix = out.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise UserError(f"{out}: predictions are written as .csv or .jsonl; use one of these endings")

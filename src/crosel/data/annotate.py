@@ -25,7 +25,7 @@ from crosel.errors import UserError
 
 
 def at_least(votes: ArrayLike, least: int) -> Bools:
-    """Return the labels with at least so many votes; where none has them, those with the most."""
+    """Return the labels with at least `least` votes, or those with the most votes if there are none: bool [n, k]."""
     v = np.asarray(votes)
     if least < 1:
         raise UserError(f"min must be at least 1, not {least}")
@@ -36,7 +36,7 @@ def at_least(votes: ArrayLike, least: int) -> Bools:
 
 
 def top_m(scores: ArrayLike, m: int) -> Bools:
-    """Return the m labels with the highest scores; of equal ones the first."""
+    """Return the m labels with the highest scores; of equal ones, the first: bool [n, k]."""
     g = np.asarray(scores)
     if m < 1:
         raise UserError(f"m must be at least 1, not {m}")
@@ -51,7 +51,7 @@ def top_m(scores: ArrayLike, m: int) -> Bools:
 
 
 def top_p(scores: ArrayLike, p: float, temperature: float = 0.0) -> Bools:
-    """Return the fewest labels, likeliest first, whose probabilities reach p; of equal ones the first."""
+    """Return the fewest labels, likeliest first, whose probabilities reach p; of equal ones, the first: bool [n, k]."""
     g, p = np.asarray(scores), check_probability("p", p)
     if not 0 <= temperature < math.inf:
         raise UserError(f"temperature must be at least 0, not {temperature}")

@@ -45,7 +45,7 @@ def convert(
     settings: DataSettings | None = None,
     progress: OnImages | None = None,
 ) -> Summary:
-    """Read a source, make its candidate sets by the rule, write them to `out` (npz), and say what they look like."""
+    """Read a source, make its candidate sets by the rule, write it to `out` (npz), and return a summary of the sets."""
     if out.suffix.lower() != ".npz":
         raise UserError(f"{out}: the output is an .npz file; use this ending")
     keep_apart(out, source, settings.inputs if settings else None)

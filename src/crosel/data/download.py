@@ -72,9 +72,9 @@ DATASETS: dict[str, tuple[Published, ...]] = {
 
 
 def get(name: str, to: Path, mirror: str | None = None, progress: OnBytes | None = None) -> Path:
-    """Put a dataset's published files into the folder `to` (for `--data`), and return it. What is there is not fetched.
+    """Download a dataset's published files into the folder `to` (for `--data`), unless they are there; return `to`.
 
-    `mirror` (or the environment's CROSEL_MIRROR) is an address below which the files lie under their own names.
+    `mirror` (or the environment variable CROSEL_MIRROR) is the address of another folder with the same files.
     """
     if name not in DATASETS:
         near = did_you_mean(name, DATASETS)

@@ -60,7 +60,7 @@ def load(
     settings: DataSettings | None = None,
     progress: OnImages | None = None,
 ) -> Dataset:
-    """Read a named dataset, or a file or folder by what it is; bad input is a UserError, always."""
+    """Read a named dataset, a file or a folder. Bad input raises UserError, never anything else."""
     settings = settings or DataSettings()
     source = locate(source, data_dir)
     try:

@@ -60,37 +60,36 @@ Self = TypeVar("Self", bound="PartialLabelClassifier")
 
 
 class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier that learns from sets of candidate labels, by any of crosel's methods.
+    """Classifier that learns from sets of candidate labels, with any of crosel's methods.
 
     Parameters
     ----------
     method : name of the method; `crosel info` lists them.
     epochs, batch_size : passes over the training set; examples in a step.
-    lr : learning rate at the start; None for the default of `crosel train`.
-    network : "auto", "mlp", "small-cnn", "resnet-18", "wrn-DEPTH-WIDTH", "module:factory", or a factory of your own,
-        called as `factory(classes=k, shape=shape)`, with shape (d,) or (channels, height, width), for a torch module.
+    lr : learning rate at the start; None: the default of `crosel train`, 0.05.
+    network : "auto", "mlp", "small-cnn", "resnet-18", "wrn-DEPTH-WIDTH", "module:factory", or a factory of your own:
+        `factory(classes=k, shape=shape)`, with shape (d,) or (channels, height, width), returns a torch module.
     method_settings, train_settings, augment_settings, network_settings : dicts of further settings, named as in
         `--set`: `train_settings={"weight_decay": 5e-4}`, `augment_settings={"flip": False}`.
-    classes : all labels, in order, where the data cannot tell: names for the columns of a matrix, or labels that
-        happen to occur in no set.
-    random_state : int, None or RandomState; decides starting weights and all draws.
+    classes : all labels, in order, if the data do not show them: names for the columns of a matrix, or labels that
+        happen to be in no set.
+    random_state : int, None or RandomState; decides starting weights and everything else that is random.
     device : "auto", "cpu" or "cuda".
-    verbose : True shows progress: live in a notebook, else one line an epoch on standard error. None, the default,
+    verbose : True shows progress: live in a notebook, elsewhere a line per epoch on standard error. None, the default,
         shows it in notebooks only.
 
     Attributes
     ----------
-    classes_ : labels, sorted where they can be. `predict_proba` has one column for each.
+    classes_ : all labels, sorted if they can be compared. `predict_proba` has one column for each.
     transduction_ : the training set's labels, each the most probable one of its candidate set.
     confidence_ : their probabilities.
     selected_ : bool, selected by every network; None for methods that do not select.
     flags_ : "" or "outside" (all networks are sure of a label that is not in the set), "disputed" (they differ),
-        "unsure" (none selected it, or the confidence is low).
-    history_ : one dict an epoch; `history_.to_dict()`, `history_.plot()`.
-    n_features_in_, feature_names_in_ : for features, as everywhere in scikit-learn.
+        "unsure" (no network selected it; for methods that do not select: confidence below 0.5).
+    history_ : one dict per epoch; `history_.to_dict()`, `history_.plot()`.
+    n_features_in_, feature_names_in_ : for features, as in all of scikit-learn.
 
-    `partial_fit` is not offered: the methods look at the whole training set after every epoch, so a part of it
-    has no meaning for them. Call `fit` on all of it.
+    There is no `partial_fit`: the methods look at the whole training set after every epoch.
     """
 
     # `candidates` is another name for y, not metadata that scikit-learn should route.
@@ -140,8 +139,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def fit(self: Self, X: Any, y: Any = None, *, candidates: Any = None) -> Self:
         """Train on examples with candidate sets.
 
-        X : features [n, d], or images [n, h, w] or [n, h, w, c]: bytes, or floats in 0..1 or 0..255 (which of the
-            two is decided here, once, for `predict` as well). numpy, lists, tensors, pandas or polars frames.
+        X : features [n, d], or images [n, h, w] or [n, h, w, c]: bytes, or floats in 0..1 or 0..255 (`fit`
+            decides which of the two, for `predict` as well). numpy, lists, tensors, pandas or polars frames.
         y : candidate sets, also by the name `candidates`: a bool or 0/1 matrix [n, k], a frame of that kind with
             the classes as column names, a frame of words with a column for each annotator (the set is what anyone
             chose; empty cells are no votes), or a list of label lists or sets. A one-dimensional list of labels
@@ -268,7 +267,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy where y holds labels; where it holds candidate sets, the share of predictions inside them."""
+        """Accuracy if y holds labels; if it holds candidate sets, the share of predictions inside them."""
         hits = inside(self.predict(X).tolist(), y, self.classes_)
         return float(np.average(hits, weights=sample_weight))
 
@@ -284,7 +283,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return self._model.module()
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file. No pickle: `load` runs nothing that the file says."""
+        """Write everything to one safetensors file. It is no pickle: loading it runs no code from the file."""
         check_is_fitted(self, "classes_")
         params = self.get_params(deep=False)
         if not isinstance(self.network, str):
@@ -309,7 +308,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     @classmethod
     def load(cls: type[Self], path: str | Path, network: UserFactory | None = None, device: str | None = None) -> Self:
-        """Read a saved classifier. One with a network of your own needs the factory; no code is imported for it."""
+        """Read a saved classifier. If its network is your own, pass the factory: `load` imports no code."""
         model, arrays, header = read_model(Path(path), network)
         kinds: list[type[Any]] = [cls, PartialLabelClassifier, CroSelClassifier]
         kind = next((k for k in kinds if k.__name__ == header.get("class")), None)
@@ -347,17 +346,17 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 class CroSelClassifier(PartialLabelClassifier):
     """CroSel: two networks select confident labels for each other from their prediction history.
 
-    All parameters of `PartialLabelClassifier` but `method`, and those of CroSel itself.
+    It has all parameters of `PartialLabelClassifier` except `method`, and CroSel's own.
 
     Parameters
     ----------
-    warmup : epochs before anything is selected; None for 10, at most a third of all.
+    warmup : epochs of CC before the networks learn from selected labels; None: 10, at most a third of all epochs.
     gamma : confidence that a label must exceed, on average over the history, to be selected.
     bank_length : epochs of history.
     lambda_cr : weight of the co-mix loss.
-    temperature : sharpening of its pseudo labels.
-    alpha : of MixUp's Beta distribution.
-    networks : 2, or 1 that selects for itself.
+    temperature : sharpens the pseudo labels of co-mix; 1: not at all.
+    alpha : parameter of MixUp's Beta distribution.
+    networks : 2, or 1, which selects for itself.
     """
 
     method = "crosel"

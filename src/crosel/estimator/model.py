@@ -181,15 +181,15 @@ def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, di
 
 
 class History(list[Row]):
-    """One dict an epoch, as in a run folder's metrics.jsonl."""
+    """One dict per epoch, as in a run folder's metrics.jsonl."""
 
     @property
     def columns(self) -> list[str]:
-        """All names that occur, in the order of their first appearance."""
+        """All names that occur, in order of first appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Columns by name, None where an epoch lacks the value: `pandas.DataFrame(clf.history_.to_dict())`."""
+        """Columns by name, with None where an epoch has no value: `pandas.DataFrame(clf.history_.to_dict())`."""
         return {name: [row.get(name) for row in self] for name in self.columns}
 
     def plot(self, columns: list[str] | None = None, ax: Any = None) -> Any:
@@ -211,7 +211,7 @@ class History(list[Row]):
         return ax
 
     def plot_selection(self, ax: Any = None) -> Any:
-        """Draw the share of selected examples, and whatever tells how good the labels are."""
+        """Draw the share of selected examples, and everything that tells how good the labels are."""
         wanted = ("selection_ratio", "oracle_selection_accuracy", "covering_rate", "approximated_accuracy")
         return self.plot([name for name in wanted if name in self.columns], ax)
 

@@ -12,15 +12,15 @@ Rules that make checkpoints, resuming and CUDA graphs work for every method:
 * `loss` and `after_step` run on the device only: no `.item()`, no Python `if` on a tensor, static shapes. A number
   that changes between epochs is a 0-dim buffer set in `begin_epoch`; where the *code path* changes, `phase` changes.
 * All randomness comes from the generator that is passed in.
-* What learns by gradient stays as it is inside `loss`: all passes of a step share one cast of it
+* `loss` does not change parameters that learn by gradient: all passes of a step share one cast of them
   (`crosel.compute.casts`).
 
-And one that makes several processes learn what one does (`crosel.distributed`; with one process it changes nothing):
+Rules that make several processes learn what one would (`crosel.distributed`; with one process they change nothing):
 
-* A batch holds this rank's rows of what was drawn. A loss is a mean over them. State is the same on every rank, so what
-  it is updated from is gathered first: `self.write(table, batch, rows)`, `self.everyone(values, batch)`. Numbers are
-  drawn for the whole batch (`len(batch.drawn)`), then `self.world.own` takes this rank's.
-* `observe` sees this rank's rows; `end_epoch` gathers what it made of them.
+* A batch holds this rank's rows of the drawn batch. A loss is a mean over them. State is the same on every rank, so
+  whatever changes it is gathered first: `self.write(table, batch, rows)`, `self.everyone(values, batch)`. Numbers are
+  drawn for the whole batch (`len(batch.drawn)`); then `self.world.own` takes this rank's.
+* `observe` sees this rank's rows; `end_epoch` gathers the results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MethodSettings(Settings):
     name: str
 
     def remarks(self, epochs: int) -> list[str]:
-        """What is allowed, but will not do what its name says in a run of so many epochs: lines for the user."""
+        """Lines for the user about settings that are allowed, but do not work as named in a run of this many epochs."""
         return [
             f"method.{name}={length} with train.epochs={epochs}: {self.name} never gets past that stage; raise "
             f"train.epochs or lower method.{name}"
@@ -68,9 +68,12 @@ def stages(settings: type[MethodSettings]) -> dict[str, FieldInfo]:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a method may know of the training set and of the run ahead."""
+    """All that a method may know about its run: the candidate sets (bool [n, k]) and the number of epochs.
 
-    candidates: Tensor  # bool [n, k]
+    `n` and `classes` are the sizes of the sets' matrix.
+    """
+
+    candidates: Tensor
     epochs: int
 
     @property
@@ -84,10 +87,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Stream:
-    """One batch a step: which views of which examples. The pool is cycled through in random order."""
+    """One batch per step: `views` of the examples in `pool`, which is cycled through in random order.
+
+    `pool` holds int64 indices, at least one; None means all examples.
+    """
 
     views: tuple[str, ...]
-    pool: Tensor | None = None  # int64 indices, at least one; None means all examples
+    pool: Tensor | None = None
 
 
 def told_apart(views: Sequence[str]) -> tuple[str, ...]:
@@ -98,7 +104,7 @@ def told_apart(views: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of one stream: their positions in the training set, and their normalised views [B, ...]."""
+    """Examples of one stream: `index`, their rows in the training set, and their normalised views, `batch["weak"]`."""
 
     index: Tensor
     views: Mapping[str, Tensor]
@@ -116,7 +122,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Losses:
-    """What to minimise, and what to show (0-dim tensors, averaged over the epoch by the loop)."""
+    """What to minimise, and what to report by name (0-dim tensors, which the loop averages over the epoch)."""
 
     objective: Tensor
     report: Mapping[str, Tensor] = field(default_factory=dict)
@@ -124,7 +130,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """What a method has to say about the labels of its own training set, one row a network [v, n]."""
+    """What a method says about the labels of its training set; one row per network, [v, n]."""
 
     labels: Tensor  # int64, the label each network would give; -1 where it has none
     confidence: Tensor  # float32, how sure it has been of late
@@ -137,7 +143,11 @@ class TrainingLabels:
 
 
 class Method(nn.Module, ABC):
-    """Base class: one network, one stream of weak views, prediction by softmax."""
+    """Base class: one network, one stream of weak views, prediction by softmax.
+
+    A method finds its networks in `self.networks`, the candidate sets on the device in `self.candidates` (bool [n, k]),
+    its settings in `self.settings`, and the sizes of the problem in `self.problem`.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]  # what reports call it
@@ -178,10 +188,13 @@ class Method(nn.Module, ABC):
         """Update state after the optimiser's step, without gradient."""
 
     def observe(self, rows: slice, outputs: Tensor) -> None:
-        """See `outputs` [v, rows, k] of un-augmented training examples in evaluation mode, chunk by chunk."""
+        """Look at `outputs` [v, rows, k] of un-augmented training examples in evaluation mode, chunk by chunk.
+
+        Methods that need this after every epoch set `watches_training_set`.
+        """
 
     def end_epoch(self, epoch: int) -> None:
-        """Close the epoch, after `observe` has seen the whole training set (if `watches_training_set`)."""
+        """Close the epoch, after `observe` has seen the whole training set."""
 
     def metrics(self) -> dict[str, float]:
         """Return the method's own numbers for this epoch's line in `metrics.jsonl`. May synchronise."""
@@ -190,25 +203,25 @@ class Method(nn.Module, ABC):
     # --- several ranks ----------------------------------------------------------------------------------------
 
     def everyone(self, values: Tensor, batch: Batch) -> Tensor:
-        """Values of the whole batch that was drawn, from each rank's values of its own rows."""
+        """Return the values of the whole batch, gathered from each rank's values of its own rows."""
         return self.world.gather(values, len(batch.drawn))
 
     def write(self, table: Tensor, batch: Batch, rows: Tensor) -> None:
-        """Put this batch's rows into a table [n, ...], the other ranks' too."""
+        """Write this batch's rows into a table [n, ...], with the rows of all other ranks."""
         table[batch.drawn] = self.everyone(rows, batch)
 
     # --- prediction -------------------------------------------------------------------------------------------
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Logits of every network, [v, B, k]."""
+        """Return the logits of every network, [v, B, k]."""
         return torch.stack([network(x) for network in self.networks])
 
     def combine(self, outputs: Tensor) -> Tensor:
-        """Class probabilities [B, k] from the networks' logits [v, B, k]."""
+        """Return class probabilities [B, k] from the networks' logits [v, B, k]."""
         return torch.softmax(outputs.float().mean(dim=0), dim=1)
 
     def training_labels(self) -> TrainingLabels | None:
-        """Selected labels of the training set, for methods that select."""
+        """Return the labels of the training set, for methods that select; None for others."""
         return None
 
 
