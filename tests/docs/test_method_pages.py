@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from crosel.methods import find_method
+from crosel.methods import find_method, methods
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))
 METHODS = [page.stem for page in PAGES if page.stem != "index"]
@@ -36,9 +36,10 @@ def found(name: str, method: str) -> Any:
     raise AssertionError(f"there is no {name}")
 
 
-def test_every_page_is_a_methods() -> None:
-    assert {find_method(name).name for name in METHODS} == set(METHODS)
-    assert len(METHODS) == 7
+def test_every_method_of_ours_has_a_page() -> None:
+    ours = {name for name, method in methods().items() if method.__module__.startswith("crosel.")}
+    assert set(METHODS) == ours
+    assert len(ours) >= 7
 
 
 @pytest.mark.parametrize("method", METHODS)
