@@ -336,7 +336,7 @@ def load_run(
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """The data that a config names. A run's own file that has moved is looked for in the folder that is given."""
     folder = data_dir or (Path(config.data_dir) if config.data_dir else None)
-    return load(locate(config.source, folder, moved=data_dir is not None), folder, config.data, progress)
+    return load(config.source, folder, config.data, progress)
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:

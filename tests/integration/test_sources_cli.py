@@ -259,6 +259,13 @@ def test_a_file_in_the_data_folder(
     assert "palm.mat: no such file or folder; if it has moved, give its folder: --data DIR" in lost.err
     assert lost.err.endswith(f" (the run's settings are in {Path('here/run/config.yaml')})\n")
     assert crosel_cli("labels", "here/run", "--out", "l.csv", "--data", "moved").code == 0
+    again = crosel_cli("train", "--config", "here/run/config.yaml", "--data", "moved", "--out", "again")
+    assert again.code == 0, again.err
+    (Path("again") / "done").unlink()  # as if it had been stopped
+    Path("moved").rename("elsewhere")
+    resumed = crosel_cli("train", "--resume", "--out", "again", "--data", "elsewhere")
+    assert resumed.code == 0, resumed.err
+    Path("elsewhere").rename("moved")
     missing = crosel_cli("train", "none.mat", *share, "--out", "other")
     assert missing.code == 2
     assert "source 'none.mat' is neither a file nor one of" in missing.err

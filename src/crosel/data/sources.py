@@ -23,14 +23,14 @@ def _published(name: str, data_dir: Path | None) -> list[Path]:
     return [(data_dir or Path()) / part for part in _PUBLISHED.get(name, ())]
 
 
-def locate(source: str, data_dir: Path | None, moved: bool = False) -> str:
+def locate(source: str, data_dir: Path | None) -> str:
     """Where a source is: a file that is not there as named may lie in the folder that holds the data.
 
-    A run knows its source by the full path. If that has `moved`, its name alone is looked for.
+    A run knows its source by the full path. If that has moved, its name alone is looked for.
     """
     if data_dir is None or source in NAMED or "\0" in source or Path(source).exists():
         return source
-    there = data_dir / (Path(source).name if moved else source)
+    there = data_dir / (Path(source).name if Path(source).is_absolute() else source)
     return str(there) if there.exists() else source
 
 
