@@ -332,6 +332,14 @@ def test_what_the_paper_has_not_tried_has_no_figure(tmp_path: Path) -> None:
     assert [dict(row.paper) for row in rows_of(tmp_path)] == [{}, {}]
 
 
+def test_of_two_rows_the_paper_decides_what_is_an_ablation(tmp_path: Path) -> None:
+    """Neither γ is the more frequent, so the one that departs from the paper's is no part of the schedule."""
+    make_run(tmp_path / "a", sets=("method.gamma=0.3", "method.scope=none"))
+    make_run(tmp_path / "b")
+    found = {row.settings["method.scope"]: row.paper.get("accuracy") for row in rows_of(tmp_path)}
+    assert found == {"none": None, "all": Figure(97.34, 0.05)}
+
+
 # --- formats ------------------------------------------------------------------------------------------------------
 
 

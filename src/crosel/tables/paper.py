@@ -60,7 +60,8 @@ class Reference:
 
     A number that no row varies is part of the schedule, whatever its value: a short one may have its own λ_cr and
     still show the ablation of something else. Of one that is varied, `papers` has the paper's value and `common` the
-    most frequent. What makes it another method (one network, no co-mix, …) is always compared with the paper's.
+    most frequent, where there is one. What makes it another method (one network, no co-mix, …) is always compared with
+    the paper's.
     """
 
     papers: Mapping[str, Any]
@@ -73,8 +74,10 @@ def reference(dataset: str, rows: Sequence[Mapping[str, Any]]) -> Reference:
         papers[name] = common[name] = usual
         counts = Counter(json.dumps(row.get(name)) for row in rows)
         if counts and name in _NUMBERS:
-            common[name] = json.loads(counts.most_common(1)[0][0])
-            papers[name] = common[name] if len(counts) == 1 else usual
+            (value, most), *others = counts.most_common(2)
+            if not others or others[0][1] < most:  # else none is the most frequent
+                common[name] = json.loads(value)
+            papers[name] = usual if others else common[name]
     return Reference(papers, common)
 
 
