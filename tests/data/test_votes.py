@@ -271,6 +271,34 @@ def test_a_truth_that_is_not_known_is_no_class(tmp_path, header, row, unknown):
         assert read(path, classes=("cat", "dog", unknown)).y.tolist() == [0, 2, 1]
 
 
+@pytest.mark.parametrize("name", ["v.csv", "v.jsonl"])
+def test_rows_of_one_task_may_not_tell_different_truths(tmp_path, name):
+    """But some of them may tell none."""
+    votes = [("t1", "a", "cat", " cat"), ("t2", "a", "dog", ""), ("t1", "b", "dog", "NA"), ("t2", "b", "dog", "dog")]
+
+    def file(*more):
+        rows = [{"task": t, "worker": w, "label": v, "truth": y, "f": int(t[1])} for t, w, v, y in (*votes, *more)]
+        lines = [",".join(map(str, row.values())) for row in rows]
+        text = ["task,worker,label,truth,f", *lines] if name == "v.csv" else ["", *map(json.dumps, rows)]
+        return put(tmp_path / name, "\n".join(text))
+
+    data = read(file())
+    assert (data.ids, data.y.tolist(), data.notes) == (("t1", "t2"), [0, 1], ())
+    said = refused(path := file(("t1", "c", "cat", "dog")))
+    place = f"{path}, line 6, column 'truth'"
+    assert said == f"{place}: 'dog' for 't1', but line 2 has 'cat'; a task must have the same in all its rows"
+
+
+def test_rows_of_one_task_may_not_name_different_images(tmp_path, features):
+    picture(tmp_path / "a.png")
+    votes = "id,worker,label,path\nt1,a,cat,a.png\nt1,b,dog,{}\nt2,a,cat,a.png\n"
+    path = put(tmp_path / "v.csv", votes.format("b.png"))
+    assert "line 3, column 'path': 'b.png' for 't1', but line 2 has 'a.png'" in refused(path)
+    assert read(path, inputs=features).n == 2, "where the images are not used, their names may be anything"
+    assert read(put(path, votes.format(""))).n == 2
+    assert "line 4, column 'id': '' is not a path" in refused(put(path, "id,worker,label,path\na,a,c,a.png\n\nb,a,c,\n"))
+
+
 def test_what_may_be_no_class_among_several_votes_and_in_the_inputs_is_told_of(tmp_path):
     path = put(tmp_path / "v.csv", "task,worker,label,f\nt1,w,cat|none,1\nt2,w,dog,2\n")
     assert read(path).notes[-1].startswith("taken as classes: 'none'")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Array, Dataset, make_dataset
+from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
@@ -43,6 +43,7 @@ from crosel.data.vocabulary import (
 from crosel.errors import UserError
 from crosel.limits import shown
 
+_ALL_ROWS = "a task must have the same in all its rows"
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
 
 
@@ -111,16 +112,35 @@ def _told(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
     return [f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]"]
 
 
-def _truth(table: Table, rows: Array, meaning: str, no_vote: frozenset[str], notes: list[str]) -> list[str] | None:
-    """True labels, if all are there. What says that there is no vote says here that nothing is known."""
+def _same(table: Table, names: Sequence[str], meaning: str, cells: Sequence[Any]) -> dict[str, Any]:
+    """By name of the example, what its rows say in a column. Some may say nothing, but no two something different."""
+    rows: dict[str, int] = {}
+    for row, (name, cell) in enumerate(zip(names, cells, strict=True)):
+        if cell is None:
+            continue
+        before = rows.setdefault(name, row)
+        if cells[before] != cell:
+            raise UserError(
+                f"{table.place(row, meaning)}: {shown(cell)} for {shown(name)}, but line {table.lines[before]} has "
+                f"{shown(cells[before])}; {_ALL_ROWS}"
+            )
+    return {name: cells[row] for name, row in rows.items()}
+
+
+def _truth(
+    table: Table, names: Sequence[str], meaning: str, no_vote: frozenset[str], notes: list[str]
+) -> list[str] | None:
+    """True labels of the examples that rows name, if all are there. What says that there is no vote says here that
+    nothing is known."""
     if meaning not in table.columns:
         return None
     cells = [None if _plain(cell) in no_vote else cell for cell in table.columns[meaning]]
-    truth, labels = optional_labels(replace(table, columns={**table.columns, meaning: cells}), rows, meaning)
-    missing = [int(row) for row in rows if labels[row] is None]
-    if missing and len(missing) < len(rows):
+    _, labels = optional_labels(replace(table, columns={**table.columns, meaning: cells}), np.arange(0), meaning)
+    known = _same(table, names, meaning, labels)
+    missing = [row for row, name in enumerate(names) if name not in known]
+    if missing and known:
         notes.append(f"{table.place(missing[0], meaning)}: no true label, so this column is not used")
-    return truth
+    return None if missing else [known[name] for name in dict.fromkeys(names)]
 
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
@@ -174,15 +194,18 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             row = int(np.flatnonzero(other)[0])
             line = table.lines[first[tasks[row]]]
             raise UserError(
-                f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}; "
-                "a task must have the same in all its rows"
+                f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}; {_ALL_ROWS}"
             )
-    cells = [table.columns["path"][row] for row in rows] if "path" in table.columns else None
+    cells = None
+    if "path" in table.columns and settings.inputs is None:
+        said = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
+        paths = _same(table, tasks, "path", said)
+        cells = [paths.get(task, "") for task in first]
     inputs = join_inputs(
         list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
-    truth = _truth(table, rows, "truth", no_vote, notes)
+    truth = _truth(table, tasks, "truth", no_vote, notes)
     notes += [f"repeated votes, left out: {again}"] if again else []
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
@@ -226,7 +249,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         for row, cell in enumerate(cells)
         for label in known[cell]
     ]
-    truth = _truth(table, np.arange(table.n), "truth" if "truth" in table.columns else "label", no_vote, notes)
+    truth = _truth(table, names, "truth" if "truth" in table.columns else "label", no_vote, notes)
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
 
