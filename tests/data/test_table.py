@@ -391,7 +391,7 @@ def test_names_that_only_look_the_same_are_told_apart_in_ascii(tmp_path):
 H = "id,candidates,f,g\n"
 BAD_CSV = {
     "empty": ("", "line 1: cannot read '.csv' without a line of column names"),
-    "header only": (H, "line 2: cannot read '.csv' without rows"),
+    "header only": (H, "line 2: there are no rows below the column names"),
     "no meaning": ("f,g\n1,2\n", "line 1: cannot read '.csv' without a column 'candidates' or 'label'"),
     "word": (H + "a,x,1,2\nb,x,1,two\n", "line 3, column 'g': 'two' is not a number"),
     "decimal comma": ("label;f\na;1,5\n", "line 2, column 'f': '1,5' is not a number; write decimals with a point"),
@@ -447,7 +447,7 @@ BAD_CSV = {
 
 
 BAD_JSONL = {
-    "empty": ("", "line 1: cannot read '.jsonl' without a line"),
+    "empty": ("", "line 1: there are no rows"),
     "half a line": ('{"x": [1], "label": "a"}\n{"x": [1', "line 2, column 9: not valid JSON"),
     "half a line and its end": ('{"x": [1\n{"x": [1], "label": "a"}\n', "line 1, column 9: not valid JSON"),
     "a list": ("[1]\n", "line 1, column 1: expected an object"),

@@ -296,7 +296,9 @@ def test_rows_of_one_task_may_not_name_different_images(tmp_path, features):
     assert "line 3, column 'path': 'b.png' for 't1', but line 2 has 'a.png'" in refused(path)
     assert read(path, inputs=features).n == 2, "where the images are not used, their names may be anything"
     assert read(put(path, votes.format(""))).n == 2
-    assert "line 4, column 'id': '' is not a path" in refused(put(path, "id,worker,label,path\na,a,c,a.png\n\nb,a,c,\n"))
+    assert "line 4, column 'id': '' is not a path" in refused(
+        put(path, "id,worker,label,path\na,a,c,a.png\n\nb,a,c,\n")
+    )
 
 
 def test_what_may_be_no_class_among_several_votes_and_in_the_inputs_is_told_of(tmp_path):
@@ -576,6 +578,20 @@ def test_scores_as_csv(tmp_path, features):
     assert turned.scores[0].tolist() == data.scores[0][[2, 0, 1]].tolist()
     text = refused(tmp_path / "scores.csv", inputs=features, classes=("birds", "cat"))
     assert "no column of scores for class 'birds' (did you mean 'bird'?)" in text
+
+
+def test_numbers_beside_the_truth(tmp_path, features):
+    """Scores, if a true label has a column of them; else features, unless they may be votes."""
+    scores = read(put(tmp_path / "s.csv", "id,truth,0,1\nt1,1.0,0.1,0.9\nt2,0.0,1,0\n"), inputs=features)
+    assert (scores.y.tolist(), scores.scores.tolist()[1]) == ([1, 0], [1, 0])
+    rows = read(put(tmp_path / "r.csv", "id,truth,h,w\nt1,cat,1,0\nt2,dog,0,1\n"))
+    assert (rows.ids, rows.x.tolist(), rows.y.tolist(), rows.classes) == (
+        ("t1", "t2"), [[1, 0], [0, 1]], [0, 1], ("cat", "dog"),
+    )  # fmt: skip
+    path = put(tmp_path / "v.csv", "id,truth,h,w\nt1,1,1,0\nt2,0,0,1\n")
+    assert "v.csv: whole numbers, true labels among them, may be votes or features; say which: --set" in refused(path)
+    assert read(path, format="table").x.tolist() == [[1, 0], [0, 1]]
+    assert read(path, format="wide-votes", inputs=features).votes.tolist() == [[1, 1], [1, 1]]
 
 
 def test_scores_as_npz(tmp_path, features):

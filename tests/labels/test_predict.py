@@ -18,7 +18,7 @@ from _support import CroselCli, TinyRun, small_arrays
 
 from crosel.commands.predict import predict_file
 from crosel.config import build_config
-from crosel.data import chunks
+from crosel.data import DataSettings, chunks, load
 from crosel.data.chunks import open_inputs
 from crosel.errors import UserError
 
@@ -293,6 +293,126 @@ def test_features_with_other_names_are_taken_in_their_order_which_is_told(tmp_pa
     assert (scores[0].err, scores[1].err) == ("", f"other.csv: {told.removeprefix('line 1: ')}\n")
 
 
+SET = '"candidates": ["x", "y"]'
+UGLY = {
+    "ids with blanks": ("csv", "id;candidates;f;g\n a ;x|y;1;2\nb;y; 3 ;4\n"),
+    "an id of nothing": ("csv", "id,candidates,f,g\n,x|y,1,2\n"),
+    "an id nobody sees": ("csv", "id,candidates,f,g\n\u200b,x|y,1,2\n"),
+    "an id of two lines": ("csv", 'id,candidates,f,g\n"a\nb",x|y,1,2\n'),
+    "quotes in an id": ("csv", 'id,candidates,f,g\n"a""b",x|y,"1",2\n'),
+    "a byte order mark": ("csv", "\ufeffid,candidates,f,g\na,x|y,1,2\n\n"),
+    "decimal commas": ("csv", "id;candidates;f;g\na;x|y;1,5;2\n"),
+    "a thousand": ("csv", "id,candidates,f,g\na,x|y,1_000,2\n"),
+    "not a number": ("csv", "id,candidates,f,g\na,x|y,nan,2\n"),
+    "two of one name": ("csv", "id,candidates,f,f\na,x|y,1,2\n"),
+    "two of one meaning": ("csv", "id,task,candidates,f,g\na,b,x|y,1,2\n"),
+    "no rows": ("csv", "id,candidates,f,g\n"),
+    "labels that we wrote": ("csv", "id,label,confidence,selected,candidates,flag\na,x,1,both,x|y,\n"),
+    "the index of a table": ("csv", ",candidates,f,g\n5,x|y,1,2\n7,y,3,4\n"),
+    "the index of votes": ("csv", ",anna,ben,f,g\n5,x,y,1,2\n7,y,,3,4\n"),
+    "a first column of nothing": ("csv", ",label,f,g\n,x,1,2\n,y,3,4\n"),
+    "true labels": ("csv", "truth,f,g\nx,1,2\ny,3,4\n"),
+    "paths with blanks": ("csv", "path,candidates\n a.png ,x|y\nb.png,y\n"),
+    "an address": ("csv", "path,candidates\nhttp://a/b.png,x|y\n"),
+    "votes on images": ("csv", "task,worker,label\na.png,v,x\nb.png,v,x\na.png,w,y\n"),
+    "scores of images": ("csv", "id,x,y\na.png,0.5,0.7\nb.png,0.1,0.9\n"),
+    "votes on rows": ("csv", "task,worker,label,f,g\na,v,x,1,-0\nb,v,y,3,4\na,w,y,1.0,0\n"),
+    "votes on paths": ("csv", "id,path,worker,label\n1,a.png,v,x\n1,,w,y\n"),
+    "an id of a number": ("jsonl", f'{{"id": 1.0, {SET}, "f": 1, "g": 2}}\n\n{{"id": 2, {SET}, "g": 4, "f": 3}}\n'),
+    "an id of null": ("jsonl", f'{{"id": null, {SET}, "f": 1, "g": 2}}\n'),
+    "an id of a list": ("jsonl", f'{{"id": ["a"], {SET}, "f": 1, "g": 2}}\n'),
+    "an id once": ("jsonl", f'{{"id": "a", {SET}, "f": 1, "g": 2}}\n{{{SET}, "f": 1, "g": 2}}\n'),
+    "an id late": ("jsonl", f'{{{SET}, "f": 1, "g": 2}}\n{{"id": "a", {SET}, "f": 1, "g": 2}}\n'),
+    "a short list": ("jsonl", f'{{{SET}, "x": [1, 2]}}\n{{{SET}, "x": [1]}}\n'),
+    "a list in a list": ("jsonl", f'{{{SET}, "x": [[1, 2]]}}\n'),
+    "a list that shifts": ("jsonl", f'{{{SET}, "x": [1], "features": [2]}}\n{{{SET}, "x": [], "features": [1, 2]}}\n'),
+    "text for a number": ("jsonl", f'{{{SET}, "f": "1", "g": 2}}\n'),
+    "null for a number": ("jsonl", f'{{{SET}, "f": null, "g": 2}}\n'),
+    "infinity": ("jsonl", f'{{{SET}, "f": 1, "g": 1e400}}\n'),
+    "digits without end": ("jsonl", f'{{{SET}, "f": 1{"0" * 400}, "g": 2}}\n'),
+    "a row with less": ("jsonl", f'{{{SET}, "f": 1, "g": 2}}\n{{{SET}, "f": 1}}\n'),
+    "nothing": ("jsonl", "\n"),
+    "no object": ("jsonl", "[1]\n"),
+    "a label late": ("jsonl", f'{{{SET}, "f": 1, "g": 2}}\n{{{SET}, "f": 1, "g": 2, "label": "x"}}\n'),
+    "the truth": ("jsonl", '{"truth": "x", "f": 1, "g": 2}\n{"truth": "y", "f": 1, "g": 2}\n'),
+    "no path": ("jsonl", f'{{{SET}, "path": "a.png"}}\n{{{SET}}}\n'),
+    "votes as jsonl": ("jsonl", '{"task": "a.png", "worker": "v"}\n{"task": "a.png", "worker": "w", "label": "x"}\n'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "content"), UGLY.values(), ids=UGLY)
+def test_a_file_is_the_same_to_train_on_and_to_predict(tmp_path, monkeypatch, ending, content):
+    """Ids, numbers and images; or the same line about what is wrong."""
+    monkeypatch.setattr(chunks, "_ROWS", 1)
+    image = pytest.importorskip("PIL.Image")
+    for name, grey in (("a.png", 50), ("b.png", 200)):
+        image.new("L", (32, 32), grey).save(tmp_path / name)
+    path = tmp_path / f"d.{ending}"
+    path.write_bytes(content.encode())
+    data = _outcome(lambda: load(str(path), None, DataSettings(cache=False)))
+    shape, columns = ((3, 32, 32), None) if ".png" in content else ((2,), ("f", "g"))
+    if not isinstance(data, str):
+        shape, columns = data.shape, data.columns
+    found = _outcome(lambda: list(open_inputs(path, shape, columns)))
+    if isinstance(data, str) or isinstance(found, str):
+        assert found == data
+        return
+    assert [name for chunk in found for name in chunk.ids] == [data.example_id(row) for row in range(data.n)]
+    np.testing.assert_array_equal(np.concatenate([chunk.x for chunk in found]), data.x)
+
+
+def test_votes_on_one_task_are_one_prediction(tmp_path, monkeypatch, crosel_cli: CroselCli):
+    """Where they stand does not matter; what they say of the task must be the same."""
+    monkeypatch.chdir(tmp_path)
+    votes = "task,worker,label,f,g,truth\nt1,ann,cat,1,2,cat\nt2,ann,dog,3,4,dog\nt1,bob,dog,1,2,\nt3,bob,,5,-1,\n"
+    Path("votes.csv").write_text(votes)
+    training = ("--method", "cc", "--set", "train.epochs=1", "--device", "cpu")
+    assert crosel_cli("train", "votes.csv", *training, "--out", "run").code == 0
+    said = crosel_cli("predict", "run", "votes.csv", "--out", "p.csv")
+    assert (said.code, said.out) == (0, "3 predictions: p.csv\n")
+    assert [row["id"] for row in csv.DictReader(Path("p.csv").read_text().splitlines())] == ["t1", "t2", "t3"]
+    Path("votes.csv").write_text(votes + "t3,ann,cat,5,-2,\n")
+    refused = crosel_cli("predict", "run", "votes.csv", "--out", "q.csv")
+    where = "votes.csv, line 6: line 5 has something else for 't3'"
+    assert (refused.code, refused.err) == (2, f"crosel: {where}; a task must have the same in all its rows\n")
+    assert not Path("q.csv").exists()
+    for name, content, said in (
+        ("truth.csv", "id,truth,f,g\nt1,cat,1,2\nt2,dog,3,4\n", "examples       2"),
+        ("whole.csv", "truth,g,f\ncat,2,1\n", "examples       1"),
+        ("truth.jsonl", '{"truth": "cat", "f": 1, "g": 2}\n', "examples       1"),
+        ("ids.csv", "id,truth\nt1,cat\n", "crosel: ids.csv, line 1: there are no inputs; add a column 'path' with"),
+    ):
+        Path(name).write_text(content)
+        found = crosel_cli("eval", "run", name)
+        assert said in found.out + found.err
+        assert found.code == (2 if "crosel" in said else 0)
+
+
+def test_names_of_features_in_npz_and_beside_a_list_are_looked_at(tmp_path):
+    np.savez(tmp_path / "x.npz", x=[[3.0, 2, 1, 9]], columns=["w", "v", "u", "more"])
+    (chunk,) = open_inputs(tmp_path / "x.npz", FEATURES, ("u", "v", "w"))
+    assert chunk.x.tolist() == [[1, 2, 3]]
+    with pytest.raises(UserError, match="there is no column 't', which the run was trained on"):
+        list(open_inputs(tmp_path / "x.npz", FEATURES, ("t", "v", "w")))
+    np.savez(tmp_path / "bad.npz", x=[[3.0, 2, 1]], columns=["w", "v"])
+    with pytest.raises(UserError, match=r"bad\.npz: 'columns' has 2 names, but there must be one for each feature"):
+        list(open_inputs(tmp_path / "bad.npz", FEATURES, ("u", "v", "w")))
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"label": "cat", "x": [1, 2], "h": 3}\n')
+    data = load(str(path))
+    path.write_text('{"h": 3, "remark": "blurred", "x": [1, 2]}\n{"x": [4, 5], "h": 6, "time": null}\n')
+    (chunk,) = open_inputs(path, data.shape, data.columns)
+    assert chunk.x.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def _outcome(read: Callable[[], Any]) -> Any:
+    """What comes of reading, or the line that is said instead."""
+    try:
+        return read()
+    except UserError as error:
+        return str(error)
+
+
 def npz(**arrays: Any) -> bytes:
     stream = io.BytesIO()
     np.savez(stream, **arrays)
@@ -319,12 +439,22 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.jsonl", b"[1]\n", FEATURES, "line 1, column 1: expected an object"),
     ("a.jsonl", b"{]\n", FEATURES, "line 1, column"),
     ("a.jsonl", b'{"x": [1, 2]}\n', FEATURES, "line 1: 2 features, but the run was trained on 3"),
-    ("a.jsonl", b'{"x": [1, 2, 3]}\n{"x": [1, 2]}\n', FEATURES, "line 2: 2 features"),
-    ("a.jsonl", b'{"x": [1, 2, 3]}\n{"y": [1, 2, 3]}\n', FEATURES, "line 2, column '[xy]': the columns differ"),
+    (
+        "a.jsonl",
+        b'{"x": [1, 2, 3]}\n{"x": [1, 2]}\n',
+        FEATURES,
+        "line 2, column 'x': 2 numbers, where the first row has 3",
+    ),
+    (
+        "a.jsonl",
+        b'{"x": [1, 2, 3]}\n{"y": [1, 2, 3]}\n',
+        FEATURES,
+        "line 2, column 'x': missing, but the first row has",
+    ),
     ("a.jsonl", b'{"x": [1, 2, "3"]}\n', FEATURES, "line 1, column 'x': '3' is not a number"),
     ("a.jsonl", b'{"x": [1, 2, true]}\n', FEATURES, "line 1, column 'x': 'True' is not a number"),
-    ("a.jsonl", b'{"x": [1, 2, NaN]}\n', FEATURES, "line 1, column 'number 3': NaN"),
-    ("a.jsonl", b'{"x": [1, 2, Infinity]}\n', FEATURES, "line 1, column 'x'"),
+    ("a.jsonl", b'{"x": [1, 2, NaN]}\n', FEATURES, r"line 1, column 'x\[2\]': NaN"),
+    ("a.jsonl", b'{"x": [1, 2, Infinity]}\n', FEATURES, r"line 1, column 'x\[2\]': an infinite value"),
     ("a.jsonl", b'{"x": [1, 2, 1' + b"0" * 400 + b"]}\n", FEATURES, "line 1, column 'x'"),
     ("a.jsonl", b'{"id": 3}\n{"id": 4}\n', FEATURES, "line 1: 0 features"),
     ("a.jsonl", b'{"photo": "a.png"}\n', IMAGE, "line 1: there is no column 'path', and the run was trained on images"),

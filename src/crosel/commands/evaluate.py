@@ -97,8 +97,10 @@ def _without_votes(path: Path, session: Session) -> dict[str, Any]:
     known = meanings(header, path)
     others = [name for column, name in enumerate(header) if name and column not in known.values()]
     features = (columns and set(columns) <= set(others)) or session.data.shape == (len(others),)
-    plain = "worker" not in known and ({"path", "label"} <= known.keys() or not others or features)
-    return {"annotators": None, "format": "table" if plain and settings.format != "auto" else settings.format}
+    listed = "path" in known and not known.keys().isdisjoint({"label", "truth"})
+    plain = "worker" not in known and (listed or not others or features)
+    told = settings.format != "auto" or set(columns or ()) == set(others) or (listed and "label" not in known)
+    return {"annotators": None, "format": "table" if plain and told else settings.format}
 
 
 def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:

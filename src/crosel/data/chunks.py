@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from crosel.data.csvfile import no_number
+from crosel.data.csvfile import as_numbers, no_number, open_rows
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import images_in
+from crosel.data.jsonl import Layout, lengths_of, row_numbers, wide_names
 from crosel.data.matfile import read_mat_inputs
-from crosel.data.npz import as_names, open_archive, read_array
+from crosel.data.npz import as_names, check_columns, open_archive, read_array
 from crosel.data.settings import DataSettings
-from crosel.data.table import MEANINGS, as_features, image_path, meanings
-from crosel.data.text import CsvFile, json_objects
-from crosel.errors import UserError, tell
+from crosel.data.table import ALL_ROWS, as_features, image_path, meanings, refuse_our_labels
+from crosel.data.text import json_objects
+from crosel.data.vocabulary import label_name
+from crosel.errors import UserError, counted, tell
 from crosel.limits import check_plain, shown
 
 _ROWS = 1024  # examples held at once
@@ -90,7 +93,7 @@ class Form:
             )
         if width != self.shape[0]:
             raise UserError(
-                f"{place}: {width} features, but the run was trained on {self.shape[0]}; give the same ones"
+                f"{place}: {counted(width, 'feature')}, but the run was trained on {self.shape[0]}; give the same ones"
             )
 
 
@@ -167,33 +170,42 @@ def _images(files: Iterator[tuple[str, Path, str]], form: Form, beside: Path) ->
         yield Chunk([name for name, _, _ in batch], as_inputs(pixels, str(beside)))
 
 
+def _image_root(cell: Any, form: Form, path: Path) -> Path | None:
+    """Where the paths of a list start from, as its first image tells: beside the list, or where those of the run do."""
+    for root in (path.parent, form.image_root):
+        if root is not None and image_path(cell, root).exists():
+            return root
+    return None
+
+
 def _listed_images(rows: Iterator[tuple[str, int, Any]], form: Form, path: Path, title: str) -> Iterator[Chunk]:
     """Images that a column of a table names: (id, line, cell) of each row."""
 
     def files() -> Iterator[tuple[str, Path, str]]:
-        root: Path | None = None  # one for the whole list, as its first image tells
+        root: Path | None = None
         for name, line, cell in rows:
-            place = f"{path}, line {line}, column {shown(title)}"
+            place, starts = f"{path}, line {line}, column {shown(title)}", root is None
             try:
-                if root is None:
-                    root = path.parent
-                    there = form.image_root
-                    if there is not None and not image_path(cell, root).exists() and image_path(cell, there).exists():
-                        form.say(f"{path}: images are read from {there}, like those of the run")
-                        root = there
-                yield name, image_path(cell, root), place
+                root = root or _image_root(cell, form, path)
+                image = image_path(cell, root or path.parent)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
+            if root is None:
+                remedy = "give paths from the list's own folder"
+                raise UserError(f"{place}: {shown(str(image))}: no such image file; {remedy}")
+            if starts and root != path.parent:
+                form.say(f"{path}: images are read from {root}, like those of the run")
+            yield name, image, place
 
     yield from _images(files(), form, path)
 
 
 def _features(
-    rows: Iterator[tuple[str, int, list[float]]], form: Form, path: Path, names: list[str]
+    rows: Iterator[tuple[str, int, Sequence[float]]], form: Form, path: Path, names: list[str]
 ) -> Iterator[Chunk]:
     """Numbers of a table: (id, line, numbers) of each row."""
     while batch := list(islice(rows, form.rows)):
-        values = np.array([numbers for _, _, numbers in batch])
+        values = np.array([numbers for _, _, numbers in batch], dtype=np.float64)
         yield Chunk([name for name, _, _ in batch], as_features(values, path, [line for _, line, _ in batch], names))
 
 
@@ -206,87 +218,119 @@ def _folder(path: Path, form: Form) -> Iterator[Chunk]:
     yield from _images(((image.relative_to(path).as_posix(), image, str(path)) for image in images), form, path)
 
 
-def _csv(path: Path, form: Form) -> Iterator[Chunk]:
-    source = CsvFile(path)
-    header, known = source.header, meanings(source.header, path)
-    rows = source.rows()
-    first = next(rows, None)
-    if first is None:
-        raise UserError(f"{path}, line 2: there are no rows below the column names")
-    id_column = known.get("id", known.get("path"))
-    named = (
-        (str(number) if id_column is None else row[id_column], line, row)
-        for number, (line, row) in enumerate(chain([first], rows))
-    )
-    if "path" in known:
-        column = known["path"]
-        cells = ((name, line, row[column]) for name, line, row in named)
-        yield from _listed_images(cells, form, path, header[column])
-        return
-    columns = [column for column, title in enumerate(header) if title and column not in known.values()]
-    order = form.order([header[column] for column in columns], f"{path}, line 1")
-    columns = [columns[at] for at in order]
-    form.check_width(len(columns), f"{path}, line 1")
+@dataclass(frozen=True)
+class _Listing:
+    """A csv or jsonl file, row by row."""
 
-    def numbers(line: int, row: list[str]) -> list[float]:
-        cells = [row[column] for column in columns]
+    path: Path
+    line: int  # which tells the columns
+    titles: Mapping[str, str]  # meaning -> name of the column
+    first: Any  # row
+    rows: Iterator[tuple[int, Any]]  # (line, row) of all, the first included
+    cell: Callable[[Any, str], Any]  # of a row in a column
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}, line {self.line}"
+
+    def images(self, form: Form) -> str | None:
+        """The column that names images: the ids may do so, as in votes."""
+        title = self.titles.get("path")
+        if title is None and form.is_image and "id" in self.titles:
+            with suppress(ValueError):  # no path
+                if _image_root(self.cell(self.first, self.titles["id"]), form, self.path):
+                    return self.titles["id"]
+        return title
+
+    def examples(self, content: Callable[[int, Any], Any]) -> Iterator[tuple[str, int, Any]]:
+        """(id, line, content) of each row; of votes on one example, of the first."""
+        votes = "worker" in self.titles and not {"id", "path"}.isdisjoint(self.titles)
+        seen: dict[str, tuple[int, int]] = {}  # name -> line and digest of the first
+        for number, (line, row) in enumerate(self.rows):
+            name, value = self._name(number, line, row), content(line, row)
+            if votes:
+                digest = _digest(value)
+                before, same = seen.setdefault(name, (line, digest))
+                if value and digest != same:
+                    what = f"line {before} has something else for {shown(name)}"
+                    raise UserError(f"{self.path}, line {line}: {what}; {ALL_ROWS}")
+                if before != line:
+                    continue
+            yield name, line, value
+
+    def _name(self, number: int, line: int, row: Any) -> str:
+        if "id" not in self.titles:
+            return str(self.cell(row, self.titles["path"])).strip() if "path" in self.titles else str(number)
         try:
-            if "_" in "".join(cells):  # a code such as 3_1, which Python takes for 31
-                raise ValueError
-            return list(map(float, cells))
+            return label_name(self.cell(row, self.titles["id"]), what="name")
+        except ValueError as error:
+            raise UserError(f"{self.path}, line {line}, column {shown(self.titles['id'])}: {error}") from None
+
+
+def _digest(value: Any) -> int:
+    """Tells what two rows hold apart, in little memory."""
+    if not isinstance(value, tuple):
+        return hash(str(value).strip())
+    with np.errstate(over="ignore"):  # told of later
+        return hash((np.array(value, dtype=np.float32) + 0).tobytes())  # -0 is 0
+
+
+def _csv(path: Path, form: Form) -> Iterator[Chunk]:
+    header, first, rows = open_rows(path)
+    known = meanings(header, path)
+    titles, column_of = {meaning: header[c] for meaning, c in known.items()}, {name: c for c, name in enumerate(header)}
+    listing = _Listing(path, 1, titles, first[0][1], rows, lambda row, title: row[column_of[title]])
+    if (title := listing.images(form)) is not None:
+        yield from _listed_images(listing.examples(lambda _, row: listing.cell(row, title)), form, path, title)
+        return
+    columns = [column for column, name in enumerate(header) if name and column not in known.values()]
+    order = form.order([header[column] for column in columns], listing.place)
+    columns = [columns[at] for at in order]
+    form.check_width(len(columns), listing.place)
+
+    def numbers(line: int, row: list[str]) -> tuple[float, ...]:
+        try:
+            return tuple(as_numbers([row[column] for column in columns]))
         except ValueError:
             raise no_number(path, line, header, columns, row) from None
 
-    values = ((name, line, numbers(line, row)) for name, line, row in named)
-    yield from _features(values, form, path, [header[column] for column in columns])
+    yield from _features(listing.examples(numbers), form, path, [header[column] for column in columns])
 
 
 def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
-    rows = json_objects(path, '{"path": "a.png"}')
-    first = next(rows, None)
-    if first is None:
-        raise UserError(f"{path}, line 1: there are no rows")
-    keys = list(first[1])
-    titles = {meaning: keys[at] for meaning, at in meanings(keys, path, first[0]).items()}
-    id_key = titles.get("id", titles.get("path"))
-    named = (
-        (str(number) if id_key is None or row.get(id_key) is None else str(row[id_key]), line, row)
-        for number, (line, row) in enumerate(chain([first], rows))
-    )
-    if "path" in titles:
-        title = titles["path"]
-        yield from _listed_images(((name, line, row.get(title)) for name, line, row in named), form, path, title)
+    rows = json_objects(path)
+    line, first = next(rows)
+    refuse_our_labels(first, path)
+    layout = Layout.of(first, path, line, False)
+
+    def checked() -> Iterator[tuple[int, dict[str, Any]]]:
+        for line_, row in chain([(line, first)], rows):
+            layout.check(row, f"{path}, line {line_}")
+            yield line_, row
+
+    listing = _Listing(path, line, layout.titles, first, checked(), lambda row, title: row.get(title))
+    if (title := listing.images(form)) is not None:
+        layout = replace(layout, ignores_others=True)
+        yield from _listed_images(listing.examples(lambda _, row: row.get(title)), form, path, title)
         return
-    names = _feature_names(first[1])
+    lengths = lengths_of(first, layout.features)
+    names = wide_names(lengths)
     if form.is_image:
-        form.check_width(len(names), f"{path}, line {first[0]}")
-    order = form.order(names, f"{path}, line {first[0]}")
+        form.check_width(len(names), listing.place)
+    one_list = len(lengths) == 1 and names != layout.features  # its numbers have no names
+    order = list(range(len(names))) if one_list else form.order(names, listing.place)
     wanted = [names[at] for at in order]
-    values = (
-        (name, line, _json_numbers(row, names, wanted, form, f"{path}, line {line}")) for name, line, row in named
-    )
-    yield from _features(values, form, path, [f"number {i + 1}" for i in range(form.shape[0])])
+    lengths = {key: length for key, length in lengths.items() if not set(wanted).isdisjoint(wide_names({key: length}))}
+    form.check_width(len(row_numbers(first, lengths, listing.place)), listing.place)
+    by_name = not set(wanted).isdisjoint(form.columns or ())
+    layout = replace(layout, features=list(lengths), ignores_others=by_name)
+    at = [wide_names(lengths).index(name) for name in wanted]
 
+    def numbers(line: int, row: dict[str, Any]) -> tuple[float, ...]:
+        values = row_numbers(row, lengths, f"{path}, line {line}")
+        return tuple(values[i] for i in at)
 
-def _feature_names(row: dict[str, Any]) -> list[str]:
-    return [key for key in row if key.lower() not in MEANINGS]
-
-
-def _json_numbers(row: dict[str, Any], names: list[str], wanted: list[str], form: Form, place: str) -> list[float]:
-    """The wanted numbers of a row with the features of the first one, in any order; each is a number or a list."""
-    odd = set(_feature_names(row)).symmetric_difference(names)
-    if odd:
-        raise UserError(
-            f"{place}, column {shown(min(odd))}: the columns differ from those of the first row; give all rows the same"
-        )
-    out: list[float] = []
-    for key in wanted:
-        for cell in row[key] if isinstance(row[key], list) else [row[key]]:
-            if isinstance(cell, bool) or not isinstance(cell, int | float) or abs(cell) > 1e300:
-                raise UserError(f"{place}, column {shown(key)}: {shown(cell)} is not a number, or too large")
-            out.append(float(cell))
-    form.check_width(len(out), place)
-    return out
+    yield from _features(listing.examples(numbers), form, path, wanted)
 
 
 def _mat(path: Path, form: Form) -> Iterator[Chunk]:
@@ -301,8 +345,11 @@ def _npz(path: Path, form: Form) -> Iterator[Chunk]:
     with open_archive(path, "x") as (archive, members):
         if "x" not in archive.files:
             raise UserError(f"{path}: the array 'x' is missing; save the inputs under this name")
-        ids = as_names(read_array(archive, "ids", path), "ids", path) if "ids" in archive.files else None
-        yield from _npz_chunks(_StoredArray(path, members), ids, form)
+
+        def names(array: str) -> list[str] | None:
+            return as_names(read_array(archive, array, path), array, path) if array in archive.files else None
+
+        yield from _npz_chunks(_StoredArray(path, members), names("ids"), names("columns"), form)
 
 
 class _StoredArray:
@@ -355,17 +402,21 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
     raise ValueError(f"version {version} of the npy format does not hold plain numbers")
 
 
-def _npz_chunks(stored: _StoredArray, ids: list[str] | None, form: Form) -> Iterator[Chunk]:
+def _npz_chunks(stored: _StoredArray, ids: list[str] | None, columns: list[str] | None, form: Form) -> Iterator[Chunk]:
     path, place = stored.path, f"{stored.path}: x"
-    form.check_shape(stored.checked_shape(), path)
+    shape = stored.checked_shape()
+    check_columns(columns, shape, path)
+    order = None if columns is None else form.order(columns, str(path))
+    form.check_shape(shape if order is None else (len(order),), path)
     n = stored.shape[0]
     if ids is not None and len(ids) != n:
         raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids; give one for each")
     scale = _scale_of_all(stored, form, place) if form.is_image and stored.dtype != np.uint8 else None
     for start, x in stored.parts(form.rows):
         names = ids[start : start + len(x)] if ids is not None else [str(start + row) for row in range(len(x))]
-        pixels = x if scale is None else np.rint(x * scale).astype(np.uint8)
-        yield Chunk(names, as_inputs(pixels, place, first_row=start))
+        values = x if scale is None else np.rint(x * scale).astype(np.uint8)
+        values = values if order is None else values[:, order]
+        yield Chunk(names, as_inputs(values, place, first_row=start))
 
 
 def _scale_of_all(stored: _StoredArray, form: Form, place: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from crosel.data.table import (
     ANNOTATOR,
     NAME_THEM,
     Table,
+    are_votes,
     as_features,
     meanings,
     refuse_our_labels,
@@ -35,6 +36,7 @@ _CHECK_EVERY = 1 << 14  # rows between looks at the memory
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LONG_VOTES = "; if rows are votes, name their columns task, worker and label"
 _WHOLE = re.compile(r"\s*-?\d+\.0\s*")
+Line = tuple[int, list[str]]  # the number of a row's first line, and its cells
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
@@ -54,10 +56,10 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
     """What a csv file holds, by its header; where only other columns are left, by its first rows."""
     known = meanings(header, path)
     others = [column for column, name in enumerate(header) if name and column not in known.values()]
+    if are_votes(known):
+        return "votes"
     if "candidates" in known or "weight" in known:
         return "table"
-    if {"worker", "label"} <= known.keys() and known.keys() & {"id", "path"}:
-        return "votes"
     named = [column for column in others if ANNOTATOR.fullmatch(header[column])]
     if others and named == others:
         return "wide-votes"
@@ -75,13 +77,33 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
                 f"{path}, line 1: {shown(header[others[0]])} alone is no table of scores, which has a column for each "
                 "class; if it holds labels, name it 'label'"
             )
-        _refuse_coded_votes(path, {row[column].strip().lower() for row in rows for column in others})
-        return "scores" if all(_is_number(rows[0][column]) for column in others) else "wide-votes"
+        cells = {row[column].strip().lower() for row in rows for column in others}
+        _refuse_coded_votes(path, cells)
+        if not all(_is_number(rows[0][column]) for column in others):
+            return "wide-votes"
+        if "truth" not in known:
+            return "scores"
+        return _beside_truth(path, {header[column] for column in others}, {row[known["truth"]] for row in rows}, cells)
+    if "truth" in known:
+        return "table"
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
         f"with votes or scores next to it; it has {', '.join(map(shown, header[:5]))}. "
         f"If some are annotators: {NAME_THEM}"
     )
+
+
+def _beside_truth(path: Path, names: set[str], labels: set[str], cells: set[str]) -> Format:
+    """What columns of numbers hold beside true labels: scores, if a label has a column, else features."""
+    known = {label.strip().lower().removesuffix(".0") for label in labels}
+    if not known.isdisjoint(map(str.lower, names)):
+        return "scores"
+    if known <= cells and not any(map(_is_fraction, cells)):
+        raise UserError(
+            f"{path}: whole numbers, true labels among them, may be votes or features; say which: "
+            "--set data.format=wide-votes or --set data.format=table"
+        )
+    return "table"
 
 
 def _refuse_coded_votes(path: Path, cells: set[str]) -> None:
@@ -145,6 +167,13 @@ def no_number(
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
 
 
+def as_numbers(cells: Sequence[str]) -> list[float]:
+    """Cells of features; ValueError if one is no number (`no_number` tells which)."""
+    if "_" in "".join(cells):  # a code such as 3_1, which Python takes for 31
+        raise ValueError
+    return list(map(float, cells))
+
+
 def _getter(columns: Sequence[int]) -> Callable[[list[str]], Sequence[str]]:
     first, last = columns[0], columns[-1]
     if list(columns) == list(range(first, last + 1)):  # a slice is the quickest way to take neighbours
@@ -154,14 +183,13 @@ def _getter(columns: Sequence[int]) -> Callable[[list[str]], Sequence[str]]:
 
 def gather(
     path: Path,
-    source: CsvFile,
-    rows: Iterator[tuple[int, list[str]]],
+    header: Sequence[str],
+    rows: Iterable[Line],
     kind: Format,
     votes: Sequence[int] = (),
     inputs_elsewhere: bool = False,
 ) -> Table:
     """Read all rows. Numbers go straight into one array: no list of cells is ever held for them."""
-    header = source.header
     known = {meaning: column for meaning, column in meanings(header, path).items() if column not in votes}
     rest = [c for c, name in enumerate(header) if name and c not in known.values() and c not in votes]
     numeric = rest if kind == "scores" or not ("path" in known or inputs_elsewhere) else []
@@ -176,9 +204,7 @@ def gather(
             column_cells.append(row[column])
         if take is not None:
             try:
-                values.extend(map(float, numbers := take(row)))
-                if "_" in "".join(numbers):  # a code such as 3_1, which Python takes for 31
-                    raise ValueError
+                values.extend(as_numbers(take(row)))
             except ValueError:
                 labels_alone = kind == "table" and "label" in known and "candidates" not in known
                 or_else = _WHICH_ARE_VOTES if kind != "table" else ""
@@ -206,20 +232,28 @@ def _whole_numbers(cells: list[str]) -> list[str]:
     return [cell.strip().removesuffix(".0") for cell in cells]
 
 
-def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tuple[Table, Format]:
-    """A csv file as a table; what it holds is told by the settings, else by its header and first rows.
+def open_rows(path: Path, needs_ids: bool = False) -> tuple[list[str], list[Line], Iterator[Line]]:
+    """The names of the columns, the first few rows, and all rows.
 
-    A first column without a name is the index that pandas writes. Where examples are joined by id, it is the id.
+    A first column without a name is the index that pandas writes. Where examples are joined by id, or rows hold no sets
+    and no labels, it is the id.
     """
     source = CsvFile(path)
     header, rows = source.header, source.rows()
     first = list(islice(rows, _LOOK_AT))
     if not first:
-        raise UserError(f"{path}, line 2: cannot read '{path.suffix}' without rows below the column names")
+        raise UserError(f"{path}, line 2: there are no rows below the column names")
     refuse_our_labels(header, path)
     has = meanings(header, path).keys()
-    if not header[0] and not has & {"id", "path"} and (needs_ids or not has & {"candidates", "weight", "label"}):
+    no_name = not header[0] and not has & {"id", "path"} and first[0][1][0].strip()
+    if no_name and (needs_ids or not has & {"candidates", "weight", "label"}):
         header[0] = "id"
+    return header, first, chain(first, rows)
+
+
+def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tuple[Table, Format]:
+    """A csv file as a table; what it holds is told by the settings, else by its header and first rows."""
+    header, first, rows = open_rows(path, needs_ids)
     kind, votes = settings.format, list[int]()
     if settings.annotators:
         kind, votes = "wide-votes", _named_columns(path, header, settings.annotators)
@@ -238,7 +272,7 @@ def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tup
     for meaning in ("candidates", "weight"):
         if votes and meaning in known and known[meaning] not in votes:
             raise UserError(f"{path}, line 1: votes cannot have a column {meaning!r}; if it is a feature, rename it")
-    table = gather(path, source, chain(first, rows), kind, votes, settings.inputs is not None)
+    table = gather(path, header, rows, kind, votes, settings.inputs is not None)
     if not any(map(_WHOLE.fullmatch, settings.classes or ())):  # unless classes are named so
         for meaning in table.columns.keys() & {"candidates", "label", "truth"}:
             table.columns[meaning] = _whole_numbers(table.columns[meaning])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ import numpy as np
 from crosel.data.csvfile import dataset_of
 from crosel.data.dataset import Dataset
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import MEANINGS, Table, as_features, meanings, refuse_our_labels, refuse_unnamed_images
+from crosel.data.table import (
+    MEANINGS,
+    Table,
+    are_votes,
+    as_features,
+    meanings,
+    refuse_our_labels,
+    refuse_unnamed_images,
+)
 from crosel.data.text import json_objects
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 from crosel.limits import check_bytes, shown
 
+_LISTS = ("x", "features")  # keys that may hold a list of numbers
 _OPTIONAL = ("label", "truth", "weight", "split")  # meanings that a row may leave out
 
 
@@ -29,27 +39,41 @@ def _float(value: Any) -> float:
         raise ValueError("a number too large to hold") from None
 
 
-def _features(row: dict[str, Any], names: list[str], width: int, place: str) -> list[float]:
-    """The numbers of a row; its list `x` first."""
+Lengths = dict[str, int | None]  # by key: how many numbers its list has; None: it is a number
+
+
+def lengths_of(row: dict[str, Any], keys: Iterable[str]) -> Lengths:
+    return {key: len(row[key]) if key in _LISTS and isinstance(row[key], list) else None for key in keys}
+
+
+def wide_names(lengths: Lengths) -> list[str]:
+    """A name for each number."""
+    return [n for key, length in lengths.items() for n in ([key] if length is None else _items(key, length))]
+
+
+def _items(key: str, length: int) -> list[str]:
+    return [f"{key}[{i}]" for i in range(length)]
+
+
+def row_numbers(row: dict[str, Any], lengths: Lengths, place: str) -> list[float]:
+    """The numbers of a row; its lists must be as long as those of the first row."""
     out: list[float] = []
-    for name in names:
-        value = row[name]
+    for key, length in lengths.items():
+        values = row[key] if isinstance(row[key], list) else [row[key]]
         try:
-            out += (
-                [_float(v) for v in value] if name in ("x", "features") and isinstance(value, list) else [_float(value)]
-            )
+            if length is None and values is row[key]:
+                raise ValueError("a list; give all rows a number, or name their lists 'x'")
+            if length not in (None, len(values)):
+                numbers = counted(len(values), "number")
+                raise ValueError(f"{numbers}, where the first row has {length}; give all rows the same")
+            out += map(_float, values)
         except ValueError as error:
-            raise UserError(f"{place}, column {shown(name)}: {error}") from None
-    if width not in (-1, len(out)):
-        raise UserError(
-            f"{place}, column {shown(names[0])}: {len(out)} numbers, where the first row has {width}; "
-            "give all rows the same"
-        )
+            raise UserError(f"{place}, column {shown(key)}: {error}") from None
     return out
 
 
 @dataclass
-class _Layout:
+class Layout:
     """Which keys the rows have, as the first row shows; some may be left out, or come later."""
 
     titles: dict[str, str]  # meaning -> key
@@ -60,7 +84,7 @@ class _Layout:
         self._known = frozenset(self.features)  # looked at for every key of every row
 
     @classmethod
-    def of(cls, row: dict[str, Any], path: Path, line: int, inputs_elsewhere: bool) -> _Layout:
+    def of(cls, row: dict[str, Any], path: Path, line: int, inputs_elsewhere: bool) -> Layout:
         keys = list(row)
         titles = {meaning: keys[column] for meaning, column in meanings(keys, path, line).items()}
         ignores_others = "path" in titles or inputs_elsewhere
@@ -79,48 +103,43 @@ class _Layout:
                 f"{place}, column {shown(missing[0])}: missing, but the first row has it; give all rows the same"
             )
         late = [key for key in row if key not in self._known and key not in self.titles.values()]
-        if late and not self.ignores_others:
+        if self.ignores_others:  # but rows are known by their ids, or by their numbers
+            late = [] if self.titles.keys() & {"id", "path"} else [k for k in late if MEANINGS.get(k.lower()) == "id"]
+        if late:
             raise UserError(f"{place}, column {shown(late[0])}: not in the first row; give all rows the same")
 
 
 def open_jsonl(path: Path, inputs_elsewhere: bool = False) -> Table:
     lines, values = array("q"), array("d")
     columns: dict[str, list[Any]] = {}
-    layout = _Layout({}, [], False)
-    width = -1
-    for line, row in json_objects(path, '{"path": "a.png", "candidates": ["cat"]}'):
+    layout, lengths = Layout({}, [], False), Lengths()
+    for line, row in json_objects(path):
         place = f"{path}, line {line}"
         if not lines:
             refuse_our_labels(row, path)
-            layout = _Layout.of(row, path, line, inputs_elsewhere)
+            layout = Layout.of(row, path, line, inputs_elsewhere)
             refuse_unnamed_images({key: row[key] for key in layout.features}, place)
+            lengths = lengths_of(row, layout.features)
         layout.check(row, place)
         for meaning, key in layout.titles.items():
             if meaning not in columns:
                 columns[meaning] = [None] * len(lines)
             columns[meaning].append(row.get(key))
         lines.append(line)
-        if layout.features:
-            numbers = _features(row, layout.features, width, place)
-            width = len(numbers)
-            values.extend(numbers)
-            if len(lines) % 4096 == 0:
-                check_bytes(12 * len(values), "the numbers", path)
-    if not lines:
-        raise UserError(f"{path}, line 1: cannot read '{path.suffix}' without a line")
-    features = None
-    if width > 0:
-        names = layout.features
-        wide = names if width == len(names) else [f"{names[0]}[{i}]" for i in range(width)]
-        features = as_features(np.frombuffer(values).reshape(len(lines), width), path, lines, wide)
-    return Table(path, lines, columns, layout.titles, features, layout.features)
+        values.extend(row_numbers(row, lengths, place))
+        if len(lines) % 4096 == 0:
+            check_bytes(12 * len(values), "the numbers", path)
+    names, features = wide_names(lengths), None
+    if names:
+        features = as_features(np.frombuffer(values).reshape(len(lines), len(names)), path, lines, names)
+    # Of one list, the numbers have no names.
+    return Table(path, lines, columns, layout.titles, features, names if len(lengths) > 1 else layout.features)
 
 
 def read_jsonl(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     table = open_jsonl(path, settings.inputs is not None)
-    votes = {"worker", "label"} <= table.columns.keys() and bool(table.columns.keys() & {"id", "path"})
-    if not votes and not table.columns.keys() & {"candidates", "weight", "label"}:
+    if not table.columns.keys() & {"candidates", "weight", "label", "truth"}:
         raise UserError(
             f"{path}, line {table.lines[0]}: there is no 'candidates' and no 'label'; add one of them to every row"
         )
-    return dataset_of(table, "votes" if votes and "candidates" not in table.columns else "table", settings, progress)
+    return dataset_of(table, "votes" if are_votes(table.columns) else "table", settings, progress)

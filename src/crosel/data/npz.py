@@ -7,7 +7,7 @@ places too. Votes and scores may stand without x: their inputs are joined by id 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,12 @@ def as_names(values: Any, name: str, path: Path) -> list[str]:
     return _text(values, name, path) if values.dtype.kind in "SU" else [str(value) for value in values]
 
 
+def check_columns(columns: Sequence[str] | None, shape: tuple[int, ...], path: Path) -> None:
+    """Names of the features, for examples of this shape."""
+    if columns is not None and shape != (len(columns),):
+        raise UserError(f"{path}: 'columns' has {len(columns)} names, but there must be one for each feature")
+
+
 def _text(values: Any, name: str, path: Path) -> list[str]:
     try:
         return [str(value) for value in (np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values)]
@@ -148,8 +154,7 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImage
     data = make_dataset(**{**hints, **arrays}, classes=classes, ids=ids, place=str(path))
     if data.groups is not None and len(data.groups) != len(data.classes):
         raise UserError(f"{path}: 'groups' has {len(data.groups)} entries for {len(data.classes)} classes")
-    if data.columns is not None and (data.is_image or len(data.columns) != data.shape[0]):
-        raise UserError(f"{path}: 'columns' has {len(data.columns)} names, but there must be one for each feature")
+    check_columns(data.columns, data.shape, path)
     channels = data.shape[0]
     for name, values in (("mean", data.mean), ("std", data.std)):
         if values is not None and (len(values) != channels or (name == "std" and min(values) <= 0)):
@@ -205,8 +210,7 @@ def read_npz_inputs(path: Path) -> Inputs:
         return tuple(classes[i] if classes else str(i) for i in y)
 
     columns = _hints(arrays, path).get("columns")
-    if columns is not None and x.shape[1:] != (len(columns),):
-        raise UserError(f"{path}: 'columns' has {len(columns)} names, but there must be one for each feature")
+    check_columns(columns, x.shape[1:], path)
     x_test = arrays.get("x_test")
     y_test = None if x_test is None or not x_test.ndim else labels("y_test", len(x_test))
     return Inputs(x, tuple(ids or map(str, range(n))), labels("y", n), x_test if y_test else None, y_test, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,8 @@ ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*",
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
 _TRUTH = {"target", "targets", "class", "labels", "y", "y_true", "true_label", "ground_truth"}
 OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
+ALL_ROWS = "a task must have the same in all its rows"
+_SETS = {"candidates", "weight"}  # meanings with which a row is an example with its set
 _NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name
 T = TypeVar("T")
 
@@ -121,6 +123,11 @@ def meanings(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]
             raise UserError(f"{path}, line {line}, column {column + 1}: {both} mean the same; rename one")
         found[meaning] = column
     return found
+
+
+def are_votes(known: Collection[str]) -> bool:
+    """Whether rows with columns of these meanings are votes, one a row; several are about one example."""
+    return {"worker", "label"} <= set(known) and not {"id", "path"}.isdisjoint(known) and _SETS.isdisjoint(known)
 
 
 def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:

@@ -21,6 +21,7 @@ from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import (
+    ALL_ROWS,
     ANNOTATOR,
     NAME_THEM,
     Table,
@@ -43,7 +44,6 @@ from crosel.data.vocabulary import (
 from crosel.errors import UserError
 from crosel.limits import shown
 
-_ALL_ROWS = "a task must have the same in all its rows"
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
 
 
@@ -122,7 +122,7 @@ def _same(table: Table, names: Sequence[str], meaning: str, cells: Sequence[Any]
         if cells[before] != cell:
             raise UserError(
                 f"{table.place(row, meaning)}: {shown(cell)} for {shown(name)}, but line {table.lines[before]} has "
-                f"{shown(cells[before])}; {_ALL_ROWS}"
+                f"{shown(cells[before])}; {ALL_ROWS}"
             )
     return {name: cells[row] for name, row in rows.items()}
 
@@ -194,7 +194,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             row = int(np.flatnonzero(other)[0])
             line = table.lines[first[tasks[row]]]
             raise UserError(
-                f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}; {_ALL_ROWS}"
+                f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}; {ALL_ROWS}"
             )
     cells = None
     if "path" in table.columns and settings.inputs is None:
