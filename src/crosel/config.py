@@ -27,10 +27,10 @@ class TrainSettings(Settings):
     epochs: int = Field(50, ge=1, description="passes over the training set, including warm-up")
     batch_size: int = Field(64, ge=1, description="examples in a batch; at most the whole training set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Literal["sgd", "adam"] = Field("sgd", description="rule by which weights are updated")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD; for Adam it is β1 (β2 is 0.999)")
     nesterov: bool = Field(False, description="use Nesterov momentum with SGD")
-    weight_decay: float = Field(1e-4, ge=0)
+    weight_decay: float = Field(1e-4, ge=0, description="weight decay, of all parameters")
     schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="how the learning rate falls")
     milestones: tuple[float, ...] = Field(
         (0.5, 0.75), description="step: points in the run at which the learning rate drops, as shares of the epochs"
@@ -110,7 +110,7 @@ class RunConfig(Settings):
 
     source: str = Field(description="digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder")
     data_dir: str | None = Field(
-        None, description="folder with the published files of cifar10, cifar100, cifar100-coarse or svhn"
+        None, description="folder with the published files of cifar10, …, or with moved files (`--data`)"
     )
     candidates: str | None = Field(None, description="rule that makes candidate sets, such as uniform:q=0.3")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of candidate sets, weights and all other draws")

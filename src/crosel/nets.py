@@ -207,7 +207,9 @@ class NetworkSettings(Settings):
     """Which network to train. Methods that train two give them different starting weights."""
 
     name: str = Field(
-        "auto", description="auto, small-cnn, mlp, resnet-18, wrn-DEPTH-WIDTH, or your own module:factory"
+        "auto",
+        description="mlp, small-cnn, resnet-18, wrn-DEPTH-WIDTH, or your own module:factory; auto: mlp for features, "
+        "small-cnn for images under 16 pixels, else wrn-28-2",
     )
     width: int = Field(32, ge=1, description="channels of the first layers of small-cnn")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 256), description="sizes of the hidden layers of mlp")

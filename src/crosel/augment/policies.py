@@ -21,7 +21,11 @@ ENHANCE = (Op.BRIGHTNESS, Op.COLOUR, Op.CONTRAST, Op.SHARPNESS)
 class AugmentSettings(Settings):
     """How images and feature vectors are changed in the views."""
 
-    flip: bool = Field(True, description="mirror half of the images left to right; switch off for digits")
+    flip: bool = Field(
+        True,
+        description="mirror half of the images left to right; off for digits and svhn unless you set it, and to be "
+        "switched off for your own images if mirroring changes what they mean",
+    )
     padding: int | None = Field(
         None, ge=0, description="pixels of reflected padding before the crop; null: an eighth of the side"
     )

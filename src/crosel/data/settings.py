@@ -42,7 +42,8 @@ class DataSettings(Settings):
     )
     skip_bad: bool = Field(
         False,
-        description="leave out rows with an unreadable image, an empty set, or the path or id of an earlier row",
+        description="leave out and count rows that cannot be used, instead of stopping: an unreadable image, a missing "
+        "input, an empty set, a repeated path, id or vote",
     )
     own_test: bool = Field(
         True, description="use the data's own test set; false: do not, for example while you choose settings"
