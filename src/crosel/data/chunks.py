@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,12 +20,11 @@ from crosel.data.csvfile import as_numbers, no_number, open_rows
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import images_in
-from crosel.data.jsonl import Layout, lengths_of, row_numbers, wide_names
+from crosel.data.jsonl import Layout, lengths_of, open_objects, row_numbers, wide_names
 from crosel.data.matfile import read_mat_inputs
 from crosel.data.npz import as_names, check_columns, open_archive, read_array
 from crosel.data.settings import DataSettings
-from crosel.data.table import ALL_ROWS, as_features, image_path, meanings, refuse_our_labels
-from crosel.data.text import json_objects
+from crosel.data.table import ALL_ROWS, as_features, image_path, meanings
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError, counted, tell
 from crosel.limits import check_plain, shown
@@ -298,15 +297,13 @@ def _csv(path: Path, form: Form) -> Iterator[Chunk]:
 
 
 def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
-    rows = json_objects(path)
-    line, first = next(rows)
-    refuse_our_labels(first, path)
+    line, first, rows = open_objects(path)
     layout = Layout.of(first, path, line, False)
 
     def checked() -> Iterator[tuple[int, dict[str, Any]]]:
-        for line_, row in chain([(line, first)], rows):
-            layout.check(row, f"{path}, line {line_}")
-            yield line_, row
+        for number, row in rows:
+            layout.check(row, f"{path}, line {number}")
+            yield number, row
 
     listing = _Listing(path, line, layout.titles, first, checked(), lambda row, title: row.get(title))
     if (title := listing.images(form)) is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +110,25 @@ class Layout:
             raise UserError(f"{place}, column {shown(late[0])}: not in the first row; give all rows the same")
 
 
+def open_objects(path: Path) -> tuple[int, dict[str, Any], Iterator[tuple[int, dict[str, Any]]]]:
+    """The first object with its line, and all of them."""
+    rows = json_objects(path)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path}, line 1: there are no rows")
+    refuse_our_labels(first[1], path)
+    return *first, chain([first], rows)
+
+
 def open_jsonl(path: Path, inputs_elsewhere: bool = False) -> Table:
     lines, values = array("q"), array("d")
     columns: dict[str, list[Any]] = {}
-    layout, lengths = Layout({}, [], False), Lengths()
-    for line, row in json_objects(path):
+    line, first, rows = open_objects(path)
+    layout = Layout.of(first, path, line, inputs_elsewhere)
+    refuse_unnamed_images({key: first[key] for key in layout.features}, f"{path}, line {line}")
+    lengths = lengths_of(first, layout.features)
+    for line, row in rows:
         place = f"{path}, line {line}"
-        if not lines:
-            refuse_our_labels(row, path)
-            layout = Layout.of(row, path, line, inputs_elsewhere)
-            refuse_unnamed_images({key: row[key] for key in layout.features}, place)
-            lengths = lengths_of(row, layout.features)
         layout.check(row, place)
         for meaning, key in layout.titles.items():
             if meaning not in columns:

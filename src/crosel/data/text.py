@@ -103,19 +103,17 @@ def parse_json(text: str, place: str, first_line: int = 1) -> Any:
         raise UserError(f"{place}, line {first_line}, column 1: not usable JSON ({reason})") from None
 
 
-def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) for every line of a jsonl file that is not blank. There is one at least."""
-    empty = True
+def json_objects(
+    path: Path, example: str = '{"path": "a.png", "candidates": ["cat"]}'
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) for every line of a jsonl file that is not blank; `example` is shown where one holds no object."""
     for line, text in enumerate(read_lines(path), 1):
         if not text.strip():
             continue
-        row, empty = parse_json(text, str(path), line), False
+        row = parse_json(text, str(path), line)
         if not isinstance(row, dict):
-            example = '{"path": "a.png", "candidates": ["cat"]}'
             raise UserError(f"{path}, line {line}, column 1: expected an object, as in {example}")
         yield line, row
-    if empty:
-        raise UserError(f"{path}, line 1: there are no rows")
 
 
 def read_json(path: Path) -> Any:
