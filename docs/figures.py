@@ -79,6 +79,7 @@ def figures() -> dict[str, Figure]:
         "q = 0.1": rows("cifar100-q0.1-30min/crosel-seed0"),
         "superclass": rows("cifar100-superclass-q0.5-30min/crosel-seed0"),
     }
+    half_hour = rows("cifar10-q0.5-30min/crosel-seed0")
     by_q = {q: rows(f"cifar10-q{q}-10min/crosel-seed0") for q in ("0.1", "0.3", "0.5")}
     cells = {
         "as it is": rows("cifar10-study/nothing-seed0"),
@@ -118,6 +119,11 @@ def figures() -> dict[str, Figure]:
             "CIFAR-10, q = 0.5, ResNet-18: share selected when one thing is changed", "cifar10-study",
             [line(name, run, "selection_ratio") for name, run in cells.items()], 1,
             mark=end_of_warm_up(cells["as it is"]),
+        ),
+        "half-an-hour": Figure(
+            "CIFAR-10, q = 0.5, WRN-16-8: 210 epochs", "cifar10-q0.5-30min/crosel-seed0",
+            [line("S-acc", half_hour, "oracle_selection_accuracy"), line("test accuracy", half_hour, "test_accuracy"),
+             line("S-ratio", half_hour, "selection_ratio")], 1, mark=end_of_warm_up(half_hour),
         ),
         "study": Figure(
             "Share selected under four settings (CIFAR-10, 24 epochs)", "cifar10-q0.5-study",
@@ -189,7 +195,8 @@ def _axes(figure: Figure, last: int, at) -> Iterator[str]:  # type: ignore[no-un
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e7e5e4"/>'
         text = f"{100 * value:.0f} %" if figure.percent else f"{value:.1f}"
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
-    for epoch in [1, *range(10, last + 1, 10)]:
+    step = 10 if last <= 150 else 30  # labels side by side
+    for epoch in [1, *range(step, last + 1, step)]:
         x, y = at(epoch, figure.bottom)
         yield f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{epoch}</text>'
     yield f'<text x="{LEFT}" y="{HEIGHT - 8}">epoch</text>'
