@@ -105,7 +105,7 @@ def test_integers_of_zero_and_one_are_pixels_as_they_are():
 
 BAD_LABELS = {
     "outside": ([0, 3], "label 3 of example 1 is outside the classes 0 to 2"),
-    "negative": ([-1, 0], "label -1 of example 0 is outside the classes 0 to 2"),
+    "negative": ([-1, 0], "label -1 of example 0 is outside the classes 0 to 2; leave out examples without a label"),
     "fraction": ([0.0, 0.5], r"label 0\.5 of example 1"),
     "nan": ([0.0, np.nan], "label nan of example 1"),
     "infinite": ([np.inf], "label inf of example 0"),
@@ -428,6 +428,13 @@ def test_npz_takes_labels_by_name(tmp_path):
     assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (("9", "10", "11"), [1, 0, 1], [0, 0, 2])
     np.savez(path, x=X, y=Y, classes=np.array([b"cat", b"dog"]))
     assert read_npz(path).classes == ("cat", "dog")
+    np.savez(path, x=X, y=["cat", "nan", "cat "])
+    assert read_npz(path).notes == (
+        "classes 'cat' and 'cat ' are kept apart; if they are the same class, write them alike",
+        "taken as classes: 'nan'; if this means that nothing is known, leave such examples out",
+    )
+    np.savez(path, x=X, y=["cat", "nan", "cat "], classes=["cat", "cat ", "nan"])
+    assert read_npz(path).notes == ()
 
 
 NPZ_ERRORS = {
@@ -447,6 +454,7 @@ NPZ_ERRORS = {
     "classes": ({"x": X, "y": Y, "classes": np.array([["a"]])}, r"'classes' must be one-dimensional, not of shape"),
     "ids": ({"x": X, "y": Y, "ids": np.array("a")}, r"'ids' must be one-dimensional, not of shape \(\)"),
     "lengths": ({"x": X, "y": [0]}, "x has 3 examples, but y has 1"),
+    "no label": ({"x": X, "y": [0, -1, 1]}, "is outside the class numbers, which begin with 0; leave out"),
     "nan": ({"x": X * np.nan, "y": Y}, "x: NaN in row 0, column 0"),
 }  # fmt: skip
 

@@ -81,7 +81,13 @@ def test_what_looks_like_a_list_is_told_of(tmp_path, cell):
     assert "looks like several; write cat|dog, or ['cat', 'dog']" in note
 
 
-@pytest.mark.parametrize("cell", ["", "[]", "()", "set()", " {} ", "frozenset()"])
+def test_what_looks_like_a_list_is_told_of_beside_sets_of_several_labels_and_votes(tmp_path):
+    said = "class \"['a' 'b']\" looks like several; write cat|dog, or ['cat', 'dog']"
+    assert read(put(tmp_path / "d.csv", "candidates,f\n['a' 'b'],1\ncat|dog,2\n")).notes == (said,)
+    assert said in read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,['a' 'b'],cat\nb,2,dog,cat\n")).notes
+
+
+@pytest.mark.parametrize("cell", ["", "[]", "()", "set()", " {} ", "frozenset()", "[nan]", "{NaN}", "[None]", "[<NA>]"])
 def test_an_empty_set_is_one_however_it_is_written(tmp_path, cell):
     path = put(tmp_path / "d.csv", f"candidates,f\n{cell},1\ncat,2\n")
     assert "line 2, column 'candidates': an empty set" in refused(path)
@@ -94,6 +100,20 @@ def test_names_of_what_is_not_known_are_told_of(tmp_path):
         "taken as classes: 'NA', 'nan'; if this means that nothing is known, leave such cells blank",
     )
     assert read(path, classes=("NA", "cat", "dog", "nan")).notes == ()
+    said = "taken as classes: '-1'; if this means that nothing is known, leave such cells blank"
+    for sets, notes in (("0|-1,1|2", (said,)), ("0|-1,1", (said,)), ("1|-1,1", ()), ("-2|-1,0|1", ())):
+        assert read(put(path, "candidates,f\n" + "".join(f"{cell},1\n" for cell in sets.split(",")))).notes == notes
+
+
+def test_what_is_missing_in_a_list_is_no_label(tmp_path):
+    path = put(tmp_path / "d.csv", "candidates;f\n['cat', nan];1\n['dog'];2\n")
+    assert "line 2, column 'candidates': 'nan' is not a label" in refused(path)
+    assert "'None' is not a label" in refused(put(path, 'candidates;f\n["cat", null];1\n'))
+    rows = '{"candidates": [null], "f": 1}\n{"candidates": [NaN], "f": 1}\n{"candidates": ["cat"], "f": 2}\n'
+    path = put(tmp_path / "d.jsonl", rows)
+    assert "line 1, column 'candidates': an empty set" in refused(path)
+    assert read(path, skip_bad=True).ids == ("2",)
+    assert sets_of(read(put(tmp_path / "d.csv", "candidates;f\n[1.0, 2];1\n[2.0];2\n"))) == [{"1", "2"}, {"2"}]
 
 
 def test_true_labels_under_another_name(tmp_path):

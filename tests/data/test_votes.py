@@ -313,6 +313,7 @@ def test_what_may_be_no_class_among_several_votes_and_in_the_inputs_is_told_of(t
 def test_an_empty_list_is_no_vote(tmp_path):
     assert read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,[],dog\nb,2,cat,[]\n")).classes == ("cat", "dog")
     assert read(put(tmp_path / "l.csv", "id,worker,label,f\na,w,[],1\nb,w,cat,2\n")).ids == ("b",)
+    assert read(put(tmp_path / "m.csv", "id,f,anna,ben\na,1,[nan],dog\nb,2,cat,{None}\n")).classes == ("cat", "dog")
     assert "there are no votes" in refused(put(tmp_path / "n.csv", "id,worker,label,f\na,w,[],1\n"))
 
 

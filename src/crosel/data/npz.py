@@ -17,7 +17,7 @@ import numpy as np
 from crosel.data.dataset import Dataset, as_labels, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.vocabulary import Vocabulary
+from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, one_line
 
@@ -146,7 +146,9 @@ def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
 def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImages | None = None) -> Dataset:
     arrays = read_arrays(path)
     classes, ids, hints = _names(arrays, "classes", path), _names(arrays, "ids", path), _hints(arrays, path)
-    classes = _numbered(arrays, classes, path)
+    given, classes = classes, _numbered(arrays, classes, path)
+    if given is None and classes is not None:
+        hints["notes"] = (*alike(classes), *may_be_unknown(classes, "leave such examples out"))
     if "x" not in arrays:
         arrays = _with_inputs(arrays, classes, ids, path, settings, progress)
     elif settings is not None and settings.inputs is not None:

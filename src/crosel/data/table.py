@@ -25,6 +25,7 @@ from crosel.data.vocabulary import (
     label_names,
     label_weights,
     looks_joined,
+    looks_listed,
     may_be_unknown,
     set_matrix,
 )
@@ -307,7 +308,9 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     notes += alike(vocabulary.classes)
     if settings.classes is None:
         notes += may_be_unknown(vocabulary.classes)
-    if sets is not None and all(len(names) == 1 for names in sets):
+    listed = looks_listed(vocabulary.classes)
+    notes += listed
+    if sets is not None and not listed and all(len(names) == 1 for names in sets):
         notes += filter(None, [looks_joined(vocabulary.classes)])
     ids = _example_ids(table, notes)
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
@@ -406,7 +409,9 @@ def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ..
 
 
 def _is_blank(cell: Any) -> bool:
-    return cell is None or cell == [] or (isinstance(cell, str) and cell.strip() in EMPTY)
+    if isinstance(cell, list):
+        return all(item is None or item != item for item in cell)  # NaN differs from itself
+    return cell is None or (isinstance(cell, str) and cell.strip().lower() in EMPTY)
 
 
 def _label_set(cell: Any, separator: str) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,21 @@ from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
-EMPTY = frozenset({"", "[]", "()", "{}", "set()", "frozenset()"})  # also as Python prints a list, tuple or set
+_NOTHING = {
+    "nan": math.nan,
+    "none": None,
+    "null": None,
+    "<na>": None,
+}  # in small letters, how tools print what is missing
+# A set without labels, also as Python prints a list, tuple or set, and one of something that is missing.
+EMPTY = frozenset(
+    {"", "[]", "()", "{}", "set()", "frozenset()"}
+    | {around.format(word) for around in ("[{}]", "{{{}}}", "({},)") for word in _NOTHING}
+)
 NO_VOTE = EMPTY | {"-1", "nan", "na", "null", "none"}
 # A flat list, set or tuple as Python and JSON print it, such as a column of lists that pandas wrote: ['cat', 'dog'],
-# ["cat"], [1, 2], {'cat', 'dog'}, ('cat',). What is just in parentheses is a name.
-_ITEM = rf"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{{1,{MAX_DIGITS}}})\s*"""
+# ["cat"], [1, 2.0], {'cat', 'dog'}, ('cat',). What is just in parentheses is a name.
+_ITEM = rf"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d{{1,{MAX_DIGITS}}}(?:\.0)?|(?i:{"|".join(_NOTHING)}))\s*"""
 _SEPARATOR = "--set 'data.separator=\"{}\"'"  # as a shell takes it, be it a blank or a semicolon
 _ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
 _LIST = re.compile(rf"\[{_ITEMS}\]|\{{{_ITEMS}\}}|\({_ITEM},(?:{_ITEMS})?\)")
@@ -50,7 +61,7 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     """A set of labels: a list, or names with | (or another separator) between them."""
     if isinstance(value, str):
         text = value.strip()
-        value = (_listed(text) or value.split(separator)) if text not in EMPTY else []
+        value = (_listed(text) or value.split(separator)) if text.lower() not in EMPTY else []
     elif isinstance(value, int | float) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):
@@ -70,11 +81,11 @@ def _listed(text: str) -> list[Any] | None:
         text = text[len("frozenset(") : -1]
     if not (text.startswith(("[", "{", "(")) and _LIST.fullmatch(text)):
         return None
+    items = (item.strip() for item in re.findall(_ITEM, text[1:-1]))
     try:
-        items: list[Any] = ast.literal_eval(f"[{text[1:-1]}]")  # of a set, too, in the order that is written
+        return [_NOTHING[item.lower()] if item.lower() in _NOTHING else ast.literal_eval(item) for item in items]
     except (ValueError, SyntaxError):  # an escape that Python does not know, a number such as 007
         return None
-    return items
 
 
 def _number(value: Any) -> float:
@@ -169,27 +180,35 @@ def _plain(name: str) -> object:
 def _folded(name: str) -> str:
     """An é may be one character or two, a blank or hyphen of many kinds, and some characters have no width: what looks
     alike is alike here."""
-    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", _seen(unicodedata.normalize("NFKC", name)).casefold())
+    return re.sub(r"[\s_\-\u2010-\u2015]+", " ", _seen(unicodedata.normalize("NFKC", name)).strip().casefold())
 
 
 def _seen(name: str) -> str:
     return "".join(c for c in name if unicodedata.category(c) != "Cf")
 
 
-def may_be_unknown(names: Iterable[str]) -> list[str]:
-    """A note, where classes are named as tools write what is not known."""
-    words = [shown(name) for name in names if name.lower() in NO_VOTE - EMPTY - {"-1"}]
+def may_be_unknown(names: Collection[str], remedy: str = "leave such cells blank") -> list[str]:
+    """A note, where classes are named as tools write what is not known. But -1 beside 1, or other numbers below 0, is a
+    class like these."""
+    below = [name for name in names if _order(name)[1] < 0]
+    unknown = NO_VOTE - EMPTY - ({"-1"} if len(below) > 1 or {*names, "1"} == {"-1", "1"} else set())
+    words = [shown(name) for name in names if name.lower() in unknown]
     if not words:
         return []
-    return [f"taken as classes: {', '.join(words)}; if this means that nothing is known, leave such cells blank"]
+    return [f"taken as classes: {', '.join(words)}; if this means that nothing is known, {remedy}"]
+
+
+def looks_listed(names: Iterable[str]) -> list[str]:
+    """A note, where a name looks like a list of labels, but not as Python or JSON write one."""
+    for name in names:
+        if name[0] + name[-1] in ("[]", "{}") and any(mark in name for mark in ",; "):
+            return [f"class {shown(name)} looks like several; write cat|dog, or ['cat', 'dog']"]
+    return []
 
 
 def looks_joined(names: Sequence[str]) -> str | None:
     """A note, where no set has two labels but one name looks like several labels with something between them."""
     known = set(names)
-    for name in names:
-        if name[0] + name[-1] in ("[]", "{}") and any(mark in name for mark in ",; "):
-            return f"no set has two labels, but {shown(name)} looks like several; write cat|dog, or ['cat', 'dog']"
     for mark in ",;/ ":
         several = {name: [part.strip() for part in name.split(mark)] for name in names if mark in name}
         # Of cat;dog and dog;fox, too; but a fox terrier and a red fox have one name each.

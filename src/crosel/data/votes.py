@@ -39,6 +39,7 @@ from crosel.data.vocabulary import (
     check_cells,
     label_name,
     label_names,
+    looks_listed,
     may_be_unknown,
 )
 from crosel.errors import UserError
@@ -80,6 +81,7 @@ def votes_dataset(
     notes = [
         *notes,
         *alike(vocabulary.classes),
+        *looks_listed(vocabulary.classes),
         *(may_be_unknown(vocabulary.classes) if settings.classes is None else ()),
     ]
     data = make_dataset(
