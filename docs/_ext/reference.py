@@ -38,7 +38,8 @@ def _command(command: Any, name: str) -> Iterator[str]:
         for p in shown:
             names = f"`{_metavar(p)}`" if p in arguments else f"`{' '.join([*p.opts, *_value_of(p)])}`"
             said, _, default = (p.help or "").removesuffix("]").partition("  [default: ")
-            yield f"| {names} | {_cell(said)} | {_cell(default) or _default(p)} |"
+            default = _cell(default) if " " in default else f"`{default}`" if default else _default(p)
+            yield f"| {names} | {_cell(said)} | {default} |"
         yield ""
 
 
@@ -53,7 +54,7 @@ def _value_of(option: Any) -> list[str]:
 
 def _default(parameter: Any) -> str:
     if parameter.required:
-        return "needed"
+        return "required"
     if parameter.default in (None, False, "", [], ()):
         return ""
     return f"`{parameter.default}`"
@@ -82,7 +83,7 @@ def settings() -> str:
 
 
 def _section(title: str, rows: list[str]) -> str:
-    return "\n".join([f"## {title}\n", "| setting | default (others) | what |\n|---|---|---|", *rows, ""])
+    return "\n".join([f"## {title}\n", "| setting | default (other values) | what |\n|---|---|---|", *rows, ""])
 
 
 def _row(name: str, field: Any) -> str:
@@ -91,7 +92,7 @@ def _row(name: str, field: Any) -> str:
 
 def _value(field: Any) -> str:
     default = field.get_default(call_default_factory=True)
-    shown = "needed" if default is PydanticUndefined else "" if default is None else f"`{_plain(default)}`"
+    shown = "required" if default is PydanticUndefined else "" if default is None else f"`{_plain(default)}`"
     shown = shown.replace("|", "\\|")
     choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
     others = ", ".join(f"`{c}`" for c in choices if c != default)

@@ -117,7 +117,7 @@ def train(
     def build() -> RunConfig:
         base: dict[str, Any] = {}
         named = any(item.startswith("source=") for item in set_ or ())
-        if source is None and config is None and not (preset and named):
+        if source is None and config is None and not (named and (preset or not resume)):
             if preset is not None or not (resume and out):
                 raise UserError("give something to train on (digits, cifar10, a file, …), or --resume with --out RUN")
             base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")

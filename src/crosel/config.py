@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_va
 
 from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, counted, did_you_mean
 from crosel.limits import one_line
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nets import NetworkSettings
@@ -90,7 +90,7 @@ class TrainSettings(Settings):
         if self.restart and self.schedule != "cosine":
             raise ValueError(f"restart works only with the cosine schedule, but schedule is {self.schedule}")
         if self.restart >= self.epochs:
-            raise ValueError(f"restart is {self.restart}, but there are only {self.epochs} epochs")
+            raise ValueError(f"restart is {self.restart}, but the run has only {counted(self.epochs, 'epoch')}")
         if self.restart_lr and not self.restart:
             raise ValueError("restart_lr needs restart, the number of epochs before the learning rate restarts")
         return self
@@ -220,7 +220,7 @@ def presets() -> dict[str, Any]:
 def read_preset(name: str) -> dict[str, Any]:
     known = presets()
     if name not in known:
-        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}")
+        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; crosel info lists them all")
     content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
@@ -270,7 +270,9 @@ def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
     """Validate a tree of settings, or say in one line what is wrong with the first faulty one."""
     method = tree.get("method")
     if not isinstance(method, Mapping):
-        raise UserError(f"{place}setting 'method' needs a name and its settings, as in method: {{name: crosel}}")
+        raise UserError(
+            f"{place}setting 'method' needs a name and its settings, as in method: {{name: crosel}}, or --method crosel"
+        )
     try:
         checked = method_settings(method)
     except ValidationError as error:
@@ -282,6 +284,16 @@ def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
         return RunConfig.model_validate({**tree, "method": checked})
     except ValidationError as error:
         raise UserError(place + _explain(error, [], tree)) from None
+
+
+# What pydantic says in words of Python.
+_PLAIN = {
+    **dict.fromkeys(("tuple_type", "list_type"), "input should be a list in brackets, as in [1, 2]"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "input should be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "input should be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "input should be true or false"),
+    "string_type": "input should be text; put it in quotes",
+}
 
 
 def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any]) -> str:
@@ -301,10 +313,9 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     given = first.get("input")
     shown = f" (given: {one_line(repr(given))})" if isinstance(given, str | int | float | bool | list | tuple) else ""
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] in ("tuple_type", "list_type"):
-        message = "input should be a list in brackets, as in [1, 2]"
-    if first["type"] == "string_type":
-        message = "input should be text; put it in quotes"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return f"setting '{name}' is a group; name one setting of it, as in {name}.{_known_names(path, tree)[0]}"
+    message = _PLAIN.get(first["type"], message)
     return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
 
 

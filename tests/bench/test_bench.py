@@ -82,7 +82,7 @@ def test_done_is_skipped_broken_resumed_failing_reported(tmp_path: Path, capsys:
     results = run_suite(suite, tmp_path, on="here", device="cpu", quiet=False)
     assert [result.status for result in results] == ["failed", "done", "done"]
     assert failure_lines(results) == [
-        "digits-q0.3/crosel-bad-seed0: method.warmup is 9, but there are only 2 epochs: nothing would ever be "
+        "digits-q0.3/crosel-bad-seed0: method.warmup is 9, but the run has only 2 epochs: nothing would ever be "
         "selected; raise train.epochs or lower method.warmup"
     ]
     said = capsys.readouterr().err.splitlines()
@@ -157,7 +157,7 @@ def test_two_at_once_and_one_fails(tmp_path: Path) -> None:
     suite = tiny({"method": {"bad": NO_WARMUP_LEFT, "cc": {"method": "cc"}}})
     bad, good = run_suite(suite, tmp_path, jobs=2, device="cpu")
     assert (bad.status, good.status) == ("failed", "done")
-    assert bad.line.startswith("method.warmup is 9, but there are only 2 epochs")
+    assert bad.line.startswith("method.warmup is 9, but the run has only 2 epochs")
     assert not bad.folder.exists()
     assert RunFolder(good.folder).is_done
     assert good.row["epoch"] == 2

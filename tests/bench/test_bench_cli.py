@@ -100,7 +100,7 @@ def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli)
     result = crosel_cli("bench", suite, "--out", tmp_path / "out", "--device", "cpu")
     assert result.code == 1
     assert result.out.splitlines()[0] == "0 of 1 cells done"  # nothing to make tables of
-    assert "failed: digits-q0.3/crosel-seed0: method.warmup is 9, but there are only 2 epochs" in result.out
+    assert "failed: digits-q0.3/crosel-seed0: method.warmup is 9, but the run has only 2 epochs" in result.out
     assert "Traceback" not in result.err
 
 

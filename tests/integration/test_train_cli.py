@@ -515,11 +515,14 @@ def test_a_stream_that_takes_nothing_ends_no_run(monkeypatch: pytest.MonkeyPatch
 # --- true processes -----------------------------------------------------------------------------------------------
 
 
-def test_a_preset_takes_its_source_from_a_setting_too(tmp_path: Path, crosel_cli: CroselCli) -> None:
+@pytest.mark.parametrize("preset", [(), ("--preset", "demo/digits")])
+def test_the_source_may_be_a_setting(tmp_path: Path, crosel_cli: CroselCli, preset: tuple[str, ...]) -> None:
     given = ("source=digits", "candidates=uniform:q=0.1", "train.epochs=1")
     settings = [part for item in given for part in ("--set", item)]
-    assert crosel_cli("train", "--preset", "demo/digits", *settings, "--device", "cpu", "--out", tmp_path).code == 0
+    assert crosel_cli("train", *preset, *settings, "--device", "cpu", "--out", tmp_path).code == 0
     assert (tmp_path / "done").is_file()
+    resumed = crosel_cli("train", "--resume", "--set", "source=digits", "--out", tmp_path)
+    assert resumed.code == 0, "all other settings are the run's"
 
 
 def test_help_answers_in_half_a_second() -> None:

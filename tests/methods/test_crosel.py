@@ -250,7 +250,7 @@ def test_default_warm_up_is_ten_epochs_or_a_third(epochs, expected):
 
 @pytest.mark.parametrize("warmup", [EPOCHS, EPOCHS + 5])
 def test_a_warm_up_without_end_is_refused(warmup):
-    with pytest.raises(UserError, match=rf"method\.warmup is {warmup}, but there are only {EPOCHS} epochs") as caught:
+    with pytest.raises(UserError, match=rf"method\.warmup is {warmup}, but the run has only {EPOCHS} epochs") as caught:
         build(warmup=warmup)
     assert "\n" not in str(caught.value)
     assert build(warmup=EPOCHS - 1).warmup == EPOCHS - 1

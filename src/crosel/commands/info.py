@@ -9,6 +9,7 @@ import torch
 
 import crosel
 from crosel.config import presets
+from crosel.errors import counted
 from crosel.methods import methods
 from crosel.methods.base import faulty_methods
 
@@ -34,7 +35,7 @@ def info_lines() -> list[str]:
             f"cuda {torch.version.cuda}: {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
         ]
     else:
-        lines.append(f"no CUDA device; {torch.get_num_threads()} CPU threads")
+        lines.append(f"no CUDA device; {counted(torch.get_num_threads(), 'CPU thread')}")
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
     lines += [f"  {name:<8} {why}" for name, why in faulty_methods().items()]
     return [*lines, "", "presets:", *(f"  {name}" for name in presets())]

@@ -46,7 +46,7 @@ from torch.nn import functional as F
 
 from crosel.bank import MemoryBank
 from crosel.compute.lanes import Lanes
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
 from crosel.methods.base import (
     STAGE,
@@ -211,8 +211,8 @@ class CroSel(Method):
         super().__init__(settings, problem, make_network, networks=settings.networks)
         if settings.warmup is not None and settings.warmup >= problem.epochs:
             raise UserError(
-                f"method.warmup is {settings.warmup}, but there are only {problem.epochs} epochs: nothing would ever "
-                "be selected; raise train.epochs or lower method.warmup"
+                f"method.warmup is {settings.warmup}, but the run has only {counted(problem.epochs, 'epoch')}: nothing "
+                "would ever be selected; raise train.epochs or lower method.warmup"
             )
         self.warmup = settings.warmup or min(10, max(1, problem.epochs // 3))
         self.banks = cast(
