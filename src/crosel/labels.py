@@ -17,9 +17,11 @@ from crosel.bank import agreed_labels, label_is_candidate
 from crosel.csv_cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
 from crosel.data.dataset import only_rows
+from crosel.data.images import SUFFIXES
 from crosel.data.text import read_json
-from crosel.errors import UserError
+from crosel.errors import UserError, tell
 from crosel.files import atomic_write_with
+from crosel.limits import shown
 from crosel.methods.base import Method, TrainingLabels
 from crosel.methods.crosel import CroSel
 from crosel.session import Session
@@ -187,8 +189,23 @@ def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None
         arrays = label_arrays(table)
         atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
     else:
-        tasks = label_studio_tasks(table, label_studio or LabelStudio())
-        atomic_write_with(path, lambda stream: _write_list(tasks, stream))
+        names = label_studio or LabelStudio()
+        _check_images(table.data, names, path)
+        atomic_write_with(path, lambda stream: _write_list(label_studio_tasks(table, names), stream))
+
+
+def _check_images(data: Dataset, names: LabelStudio, path: Path) -> None:
+    """Label Studio would look for an image under each id, unless it is told of another field, or knows the tasks."""
+    name = data.example_id(0).partition("?")[0]
+    if names.tasks is not None or names.data_key != LabelStudio.data_key or Path(name[-10:]).suffix.lower() in SUFFIXES:
+        return
+    carry_over = "to keep the tasks of a project, with their ids, give its export: --tasks EXPORT.json"
+    if not data.is_image:
+        raise UserError(
+            f"{path}: the run has rows of features, not images; name the field of a task's data that holds the id "
+            f"(--data-key NAME); {carry_over}"
+        )
+    tell(f"{path}: Label Studio will look for images named {shown(name)} and so on; {carry_over}")
 
 
 def write_outside(table: LabelTable, path: Path) -> int:

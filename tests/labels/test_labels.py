@@ -37,10 +37,11 @@ IDS = ("@a", "+b.png", "c\rd", "é", "4")
 
 
 def make_table(
-    classes: tuple[str, ...] = CLASSES, ids: tuple[str, ...] | None = IDS, selects: bool = True
+    classes: tuple[str, ...] = CLASSES, ids: tuple[str, ...] | None = IDS, selects: bool = True, features: bool = False
 ) -> LabelTable:
     sets = np.eye(5, dtype=bool) | np.roll(np.eye(5, dtype=bool), 1, axis=1)
-    data = make_dataset(np.zeros((5, 2), np.float32), sets, classes=classes, ids=ids)
+    x = np.zeros((5, 2), np.float32) if features else np.zeros((5, 2, 2), np.uint8)
+    data = make_dataset(x, sets, classes=classes, ids=ids)
     p = np.full((5, 5), 0.1, np.float32) + 0.5 * np.eye(5, dtype=np.float32)
     return LabelTable(
         data, np.arange(5), np.array([0.6, 0.5, 1.0, 0.25, 1e-7], np.float32), p,
@@ -178,6 +179,27 @@ def test_label_studio_predictions(tmp_path):
     assert task["data"] == {"url": "@a"}
     assert task["predictions"][0]["result"][0]["from_name"] == "breed"
     assert task["predictions"][0]["result"][0]["to_name"] == "photo"
+
+
+def test_label_studio_is_given_no_images_where_there_are_none(tmp_path, capsys):
+    """Rows of features need a field for their ids; images whose ids are not their files are told of."""
+    out, ids = tmp_path / "l.json", ("a.png", "b.png", "c.png", "d.png", "e.png")
+    with pytest.raises(
+        UserError, match=r"l\.json: the run has rows of features, not images; name the field .*--data-key"
+    ):
+        write_labels(make_table(features=True), out)
+    assert not out.exists()
+    write_labels(make_table(features=True), out, LabelStudio(data_key="row"))
+    assert json.loads(out.read_text(encoding="utf-8"))[0]["data"] == {"row": "@a"}
+    for table in (make_table(features=True, ids=ids), make_table(ids=ids)):
+        write_labels(table, out)
+        assert json.loads(out.read_text(encoding="utf-8"))[0]["data"] == {"image": "a.png"}
+    assert capsys.readouterr().err == ""
+    write_labels(make_table(ids=None), out)
+    said = (
+        f"{out}: Label Studio will look for images named '0' and so on; to keep the tasks of a project, with their ids"
+    )
+    assert capsys.readouterr().err == f"{said}, give its export: --tasks EXPORT.json\n"
 
 
 def test_label_studio_tasks_are_carried_over(tmp_path):
