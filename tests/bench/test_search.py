@@ -95,6 +95,18 @@ def test_a_search_that_was_stopped_goes_on_and_its_best_config_trains(here: Here
         search_suite(suite(source, {"train.lr": [0.1]}), tmp_path, on="here", device="cpu")
 
 
+def test_the_best_config_has_what_trials_took_from_the_data(here: Here, tmp_path: Path) -> None:
+    """Digits are not flipped, which is no default; a rule given by --set has been used when a trial begins."""
+    base = {"source": "digits", "method": "cc", "network.width": 4, "train.epochs": 1, "train.batch_size": 256}
+    searched = parse_suite({"base": base, "search": {"trials": 1, "space": {"train.lr": [0.1]}}}, "s", "s.yaml")
+    found = search_suite(searched, tmp_path, on="here", device="cpu", settings=["candidates=uniform:q=0.4"])
+    assert found.best is not None, found.trials
+    trial, best = build_config(file=tmp_path / here.seen[0] / "config.yaml"), build_config(file=found.best)
+    assert (best.augment, best.network) == (trial.augment, trial.network)
+    assert (best.augment.flip, best.network.name) == (False, "small-cnn")
+    assert (best.source, best.candidates, trial.candidates) == ("digits", "uniform:q=0.4", None)
+
+
 def test_no_true_label_is_within_reach_unless_asked_for(here: Here, source: Path, tmp_path: Path) -> None:
     parts = {}
     for name, oracle in (("blind", False), ("oracle", True)):

@@ -11,7 +11,7 @@ from crosel.bench import run_suite, search_suite
 from crosel.bench.cells import CellResult, standing
 from crosel.bench.suite import Cell, expand, read_suite, suites
 from crosel.console import percent
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 
 if TYPE_CHECKING:
     from crosel.bench.search import Found
@@ -24,7 +24,7 @@ def search_lines(found: Found) -> list[str]:
         settings = "  ".join(f"{name}={value}" for name, value in trial.settings.items())
         shown = "failed" if trial.score is None else f"{found.score} {percent(trial.score)}"
         lines.append(f"trial {trial.number:>3}  {shown}  {settings}{f'  ({trial.line})' if trial.line else ''}")
-    lines.append(f"{len(found.trials)} trials: {found.table}")
+    lines.append(f"{counted(len(found.trials), 'trial')}: {found.table}")
     if found.best is not None:
         lines.append(f"to train with the best settings on all examples: crosel train --config {found.best}")
     return lines

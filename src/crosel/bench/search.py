@@ -23,6 +23,8 @@ from crosel.bench.cells import CellResult, Executor, Options
 from crosel.bench.execute import run_cells
 from crosel.bench.space import ORACLE, Range, Search
 from crosel.bench.suite import Cell, Choice, Part, Suite, expand
+from crosel.build import resolve
+from crosel.config import RunConfig
 from crosel.csv_cells import csv_line
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.convert import write_npz
@@ -81,7 +83,12 @@ def run_search(
     study = _study(optuna, folder, search, score, first)
     held_out = prepare(first, folder, search, oracle)
     trial_suite = _on_training_part(suite, first, folder / TRAIN)
-    lasting = tuple(item for item in extra if not item.startswith("data."))
+    lasting = tuple(item for item in extra if not _tells_how_to_read(item.partition("=")[0].strip()))
+
+    def best_config(values: Mapping[str, Any]) -> RunConfig:
+        """With what the trials took from the data. A default in its place would count as asked for in best.yaml."""
+        return resolve(plan(values).config, held_out)
+
     lines: dict[int, str] = {}
     while batch := _next_trials(optuna, study, search, options.jobs):
         cells = {number: _cells(trial_suite, number, values, lasting) for number, values in batch.items()}
@@ -91,8 +98,8 @@ def run_search(
         for number, group in cells.items():
             ended = [by_name[cell.name] for cell in group]
             lines[number] = _tell(optuna, study, number, ended, score, held_out, options.device)
-        _write(study, search, score, plan, options.out, lines)
-    return _write(study, search, score, plan, options.out, lines)
+        _write(study, search, score, best_config, options.out, lines)
+    return _write(study, search, score, best_config, options.out, lines)
 
 
 # --- the two parts ------------------------------------------------------------------------------------------------
@@ -139,8 +146,12 @@ def _on_training_part(suite: Suite, plan: Cell, train: Path) -> Suite:
     base = dict(suite.parts[0].base)
     if "preset" in base:
         base["preset"] = str(base["preset"]).replace("{source}", plan.config.source)
-    base = {name: value for name, value in base.items() if name != "candidates" and not name.startswith("data.")}
+    base = {name: value for name, value in base.items() if not _tells_how_to_read(name)}
     return replace(suite, parts=(Part({**base, "source": str(train.absolute())}, ()),), search=None)
+
+
+def _tells_how_to_read(setting: str) -> bool:
+    return setting in ("source", "data_dir", "candidates") or setting.startswith("data.")
 
 
 def _cells(suite: Suite, number: int, values: Mapping[str, Any], extra: Sequence[str]) -> list[Cell]:
@@ -236,7 +247,7 @@ def _write(
     study: Any,
     search: Search,
     score: str,
-    plan: Callable[[Mapping[str, Any]], Cell],
+    config: Callable[[Mapping[str, Any]], RunConfig],
     out: Path,
     lines: Mapping[int, str],
 ) -> Found:
@@ -254,10 +265,9 @@ def _write(
     atomic_write(out / TABLE, b"".join(table))
     best = trials[0] if trials and trials[0].score is not None else None
     if best is not None:
-        atomic_write(out / BEST, _best_yaml(plan, best, score))
+        atomic_write(out / BEST, _best_yaml(config(best.settings), best, score))
     return Found(tuple(trials), score, out / TABLE, out / BEST if best else None)
 
 
-def _best_yaml(plan: Callable[[Mapping[str, Any]], Cell], best: Trial, score: str) -> str:
-    text = plan(best.settings).config.to_yaml()
-    return f"# trial {best.number} of a search: {score} {best.score:.4f} on held-out examples\n{text}"
+def _best_yaml(config: RunConfig, best: Trial, score: str) -> str:
+    return f"# trial {best.number} of a search: {score} {best.score:.4f} on held-out examples\n{config.to_yaml()}"
