@@ -211,6 +211,10 @@ def _check_images(data: Dataset, names: LabelStudio, path: Path) -> None:
 def write_outside(table: LabelTable, path: Path) -> int:
     """Write the labels that the sets seem to miss, as csv for `crosel train --corrections`; return their number."""
     check_ending(path, only_outside=True)
+    if table.selected is None:
+        raise UserError(
+            "the run's method keeps no history, so no label outside a set is known; leave out --only-outside"
+        )
     rows = [row for row in table.rows() if row.outside_label is not None]
     lines = [csv_line((row.id, str(row.outside_label), row.flag)) for row in rows]
     atomic_write_with(path, lambda stream: stream.writelines([csv_line(("id", "label", "flag")), *lines]))

@@ -96,7 +96,7 @@ def _arguments() -> list[str]:
         if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
             what = argument or f"what follows {before}"
             raise UserError(f"{what} is empty; give it a value (is a shell variable not set?)")
-    home = r"^((?:[\w.-]+=)+(?=~/)|--[\w-]+=(?=~$))~"  # a setting of just ~ is YAML's null
+    home = r"^((?:[\w.:-]+=)+(?=~/)|--[\w-]+=(?=~$))~"  # a setting of just ~ is YAML's null
     return [re.sub(home, lambda found: found[1] + os.path.expanduser("~"), word) for word in given]
 
 

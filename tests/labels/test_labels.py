@@ -27,6 +27,7 @@ from crosel.labels import (
     label_table,
     read_labels,
     write_labels,
+    write_outside,
 )
 from crosel.methods.base import TrainingLabels
 from crosel.methods.cc import CC, CCSettings
@@ -335,6 +336,13 @@ def test_labels_of_a_run_under_way_are_told_to_be_so(tiny_run: TinyRun, tmp_path
     assert (told.code, told.err) == (0, f"{folder} is not finished; using its state after 3 of 4 epochs\n")
     finished = crosel_cli("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))
     assert (finished.code, finished.err) == (0, "")
+
+
+def test_what_sets_miss_is_not_said_to_be_nothing_where_it_is_not_known(tmp_path: Path) -> None:
+    assert write_outside(make_table(), tmp_path / "found.csv") == 1
+    with pytest.raises(UserError, match="keeps no history, so no label outside a set is known"):
+        write_outside(make_table(selects=False), tmp_path / "none.csv")
+    assert not (tmp_path / "none.csv").exists()
 
 
 def test_outside_gamma_needs_a_history(tiny_run: TinyRun) -> None:

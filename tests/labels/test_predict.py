@@ -622,6 +622,9 @@ def test_the_home_folder_after_an_equals_sign(tmp_path, monkeypatch, crosel_cli:
     (tmp_path / "home" / "x.csv").write_text("id,f\na,1\nb,2\n")
     done = crosel_cli("candidates", "votes.csv", "--set", "data.inputs=~/x.csv", "--out=~/sets.npz")
     assert (done.code, Path("home/sets.npz").is_file(), Path("~").exists()) == (0, True, False), done.err
+    (tmp_path / "home" / "tree.yaml").write_text("pet: [cat, dog]\n")
+    done = crosel_cli("candidates", "home/sets.npz", "--rule", "tree:file=~/tree.yaml", "--out", "leaves.npz")
+    assert (done.code, Path("leaves.npz").is_file()) == (0, True), done.err
     done = crosel_cli("candidates", "home/x.csv", "--set", "data.inputs=~", "--out=~")
     assert (done.code, Path("~").exists(), f"{tmp_path / 'home'}" in done.err) == (2, False, True), done.err
 

@@ -91,6 +91,11 @@ def test_export_says_what_is_wrong(tiny_run: TinyRun, tmp_path: Path, crosel_cli
     assert not (tmp_path / "known.csv").exists()
     line = {"time": "", "id": "0", "row": 0, "decision": "skip", "label": ""}
     (run / "review.jsonl").write_text(json.dumps(line) + "\n")
+    result = crosel_cli("review", run, "--export", tmp_path / "known.jsonl")  # --corrections would read it as a log
+    assert (result.code, result.err) == (
+        2,
+        f"crosel: {tmp_path / 'known.jsonl'}: decisions are written as .csv; use this ending\n",
+    )
     result = crosel_cli("review", run, "--export", run / "config.yaml" / "known.csv")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "config.yaml: this is a file; give a folder" in result.err
@@ -102,3 +107,18 @@ def test_corrections_without_a_label_are_told_of(tiny_run: TinyRun, tmp_path: Pa
     result = crosel_cli(*command)
     assert result.code == 0, result.err
     assert f"{tmp_path / 'known.csv'}: no known label in it, so nothing is corrected\n" in result.err
+
+
+def test_lines_of_a_log_that_are_cut_short_are_told_of(
+    tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli
+) -> None:
+    whole = {"time": "", "id": "1", "row": 1, "decision": "accept", "label": "1"}
+    (tmp_path / "review.jsonl").write_text('{"id": "0", "row": 0, "deci\n' + json.dumps(whole) + "\n")
+    command = [*tiny_run.command, "--corrections", tmp_path / "review.jsonl", "--out", tmp_path / "again"]
+    result = crosel_cli(*command)
+    assert result.code == 0, result.err
+    assert result.err.startswith(
+        f"{tmp_path / 'review.jsonl'}: line 1 is cut short or no JSON, and is ignored (1 such)\n"
+    )
+    with np.load(tmp_path / "again" / "candidates.npz") as saved:
+        assert saved["corrected"].tolist() == [1]

@@ -37,6 +37,8 @@ def export_corrections(run: Path, out: Path) -> int:
     for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes).notes():
         tell(note)
     keep_apart(out, run / "review.jsonl")
+    if out.suffix.lower() != ".csv":
+        raise UserError(f"{out}: decisions are written as .csv; use this ending")
     count = int((decisions.kinds > 0).sum())
     if not count:
         raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
@@ -52,12 +54,14 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
         if not path.is_file():
             raise UserError(f"{path}: no such file")
         decisions = Decisions(data.n)
-        foreign = replay(read_lines(path), decisions, rows.of_entry, data.classes).foreign
-        if foreign:
+        passed = replay(read_lines(path), decisions, rows.of_entry, data.classes)
+        if passed.foreign:
             raise UserError(
-                f"{path}: line {foreign[0]}: this decision is not about this data (another id, row or label); "
+                f"{path}: line {passed.foreign[0]}: this decision is not about this data (another id, row or label); "
                 "give the decisions of a run on this data"
             )
+        if passed.torn:
+            tell(f"{path}: line {passed.torn[0]} is cut short or no JSON, and is ignored ({len(passed.torn)} such)")
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
     if path.suffix.lower() == ".csv":
         return _read_csv(path, data, rows)
