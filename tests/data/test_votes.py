@@ -589,6 +589,13 @@ def test_numbers_beside_the_truth(tmp_path, features):
     assert (rows.ids, rows.x.tolist(), rows.y.tolist(), rows.classes) == (
         ("t1", "t2"), [[1, 0], [0, 1]], [0, 1], ("cat", "dog"),
     )  # fmt: skip
+    below = read(put(tmp_path / "r.csv", "id,truth,h\nt1,cat,-1\nt2,dog,4\n"))
+    assert (below.x.tolist(), below.y.tolist()) == ([[-1], [4]], [0, 1])
+    unknown = read(put(tmp_path / "u.csv", "id,truth,cat,dog\nt1,,0.1,0.9\nt2,NA,1,0\n"), inputs=features)
+    assert (unknown.classes, unknown.y, unknown.notes) == (("cat", "dog"), None, ())
+    some = read(path := put(tmp_path / "u.csv", "id,truth,cat,dog\nt1,cat,0,1\nt2,NA,1,0\n"), inputs=features)
+    assert some.y is None
+    assert some.notes == (f"{path}, line 3, column 'truth': no true label, so this column is not used",)
     path = put(tmp_path / "v.csv", "id,truth,h,w\nt1,1,1,0\nt2,0,0,1\n")
     assert "v.csv: whole numbers, true labels among them, may be votes or features; say which: --set" in refused(path)
     assert read(path, format="table").x.tolist() == [[1, 0], [0, 1]]

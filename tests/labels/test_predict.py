@@ -423,6 +423,24 @@ GOOD = np.zeros((4, 8, 8), np.uint8)
 BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.csv", b"", FEATURES, "line 1"),
     ("a.csv", b"u,v,w\n", FEATURES, "line 2: there are no rows"),
+    (
+        "a.csv",
+        b"id,worker,label\na,b,c\n",
+        FEATURES,
+        "line 1: there are no columns of features; give a file with those",
+    ),
+    (
+        "a.csv",
+        b"5.1,3,4\n1,2,3\n",
+        FEATURES,
+        "line 1: '5.1' is no name of a column; if this line holds data, put a line",
+    ),
+    (
+        "a.csv",
+        b"1,3,1\n1,2,3\n",
+        FEATURES,
+        "columns 1 and 3 are both named '1'; if this line holds data, put a line of",
+    ),
     ("a.csv", b"u,v\n1,2\n", FEATURES, "line 1: 2 features, but the run was trained on 3"),
     ("a.csv", b"u,v,w\n1,2,3\n1,x,3\n", FEATURES, "line 3, column 'v': 'x' is not a number"),
     ("a.csv", b"u;v;w\n1;2;3\n1;2,5;3\n", FEATURES, "line 3, column 'v': '2,5' is not a number; write decimals with a"),
@@ -456,7 +474,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.jsonl", b'{"x": [1, 2, NaN]}\n', FEATURES, r"line 1, column 'x\[2\]': NaN"),
     ("a.jsonl", b'{"x": [1, 2, Infinity]}\n', FEATURES, r"line 1, column 'x\[2\]': an infinite value"),
     ("a.jsonl", b'{"x": [1, 2, 1' + b"0" * 400 + b"]}\n", FEATURES, "line 1, column 'x'"),
-    ("a.jsonl", b'{"id": 3}\n{"id": 4}\n', FEATURES, "line 1: 0 features"),
+    ("a.jsonl", b'{"id": 3}\n{"id": 4}\n', FEATURES, "line 1: there are no columns of features; give a file"),
     ("a.jsonl", b'{"photo": "a.png"}\n', IMAGE, "line 1: there is no column 'path', and the run was trained on images"),
     ("a.jsonl", b'{"path": 3}\n', IMAGE, "line 1, column 'path'"),
     ("a.npz", b"", IMAGE, "not a readable npz|cannot be read"),

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from crosel.data.csvfile import as_numbers, no_number, open_rows
+from crosel.data.csvfile import as_numbers, no_number, open_rows, refuse_data_as_names
 from crosel.data.dataset import Array, as_inputs, check_finite, pixel_scale
 from crosel.data.images import SUFFIXES, read_images
 from crosel.data.inputs import images_in
@@ -90,6 +90,8 @@ class Form:
             raise UserError(
                 f"{place}: there is no column 'path', and the run was trained on images; name them in such a column"
             )
+        if width == 0:
+            raise UserError(f"{place}: there are no columns of features; give a file with those of training")
         if width != self.shape[0]:
             raise UserError(
                 f"{place}: {counted(width, 'feature')}, but the run was trained on {self.shape[0]}; give the same ones"
@@ -286,6 +288,8 @@ def _csv(path: Path, form: Form) -> Iterator[Chunk]:
     order = form.order([header[column] for column in columns], listing.place)
     columns = [columns[at] for at in order]
     form.check_width(len(columns), listing.place)
+    if form.columns is None or header[columns[0]] not in form.columns:
+        refuse_data_as_names([header[column] for column in columns], path)
 
     def numbers(line: int, row: list[str]) -> tuple[float, ...]:
         try:

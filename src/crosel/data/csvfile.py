@@ -26,7 +26,7 @@ from crosel.data.table import (
     split_rows,
     table_dataset,
 )
-from crosel.data.text import CsvFile
+from crosel.data.text import NO_NAMES, CsvFile
 from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.data.votes import long_votes, wide_votes
 from crosel.errors import UserError, did_you_mean
@@ -72,18 +72,19 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
     if known.keys() & {"id", "path"} and others:
         if named and not any(_is_fraction(row[column]) for row in rows for column in named):
             return "wide-votes"
-        if len(others) == 1 and _is_number(rows[0][others[0]]):
+        if len(others) == 1 and _is_number(rows[0][others[0]]) and "truth" not in known:
             raise UserError(
                 f"{path}, line 1: {shown(header[others[0]])} alone is no table of scores, which has a column for each "
                 "class; if it holds labels, name it 'label'"
             )
         cells = {row[column].strip().lower() for row in rows for column in others}
+        numbers = all(_is_number(rows[0][column]) for column in others)
+        if numbers and "truth" in known:
+            labels = {row[known["truth"]].strip().lower().removesuffix(".0") for row in rows} - NO_VOTE
+            if labels and labels.isdisjoint(header[column].lower() for column in others):  # else these are scores
+                return _features_beside_truth(path, labels, cells)
         _refuse_coded_votes(path, cells)
-        if not all(_is_number(rows[0][column]) for column in others):
-            return "wide-votes"
-        if "truth" not in known:
-            return "scores"
-        return _beside_truth(path, {header[column] for column in others}, {row[known["truth"]] for row in rows}, cells)
+        return "scores" if numbers else "wide-votes"
     if "truth" in known:
         return "table"
     raise UserError(
@@ -93,12 +94,9 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
     )
 
 
-def _beside_truth(path: Path, names: set[str], labels: set[str], cells: set[str]) -> Format:
-    """What columns of numbers hold beside true labels: scores, if a label has a column, else features."""
-    known = {label.strip().lower().removesuffix(".0") for label in labels}
-    if not known.isdisjoint(map(str.lower, names)):
-        return "scores"
-    if known <= cells and not any(map(_is_fraction, cells)):
+def _features_beside_truth(path: Path, labels: set[str], cells: set[str]) -> Format:
+    """Numbers beside true labels are features; but whole ones may be votes by number of the class."""
+    if labels <= cells and not any(map(_is_fraction, cells)):
         raise UserError(
             f"{path}: whole numbers, true labels among them, may be votes or features; say which: "
             "--set data.format=wide-votes or --set data.format=table"
@@ -165,6 +163,12 @@ def no_number(
     elif _is_number(row[column].replace(",", ".", 1)):
         what = f"{shown(row[column])} is not a number; write decimals with a point"
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
+
+
+def refuse_data_as_names(names: Sequence[str], path: Path) -> None:
+    """Whole numbers may be names, as pandas writes 0, 1, 2; but 5.1 is none."""
+    if all(map(_is_number, names)) and any(map(_is_fraction, names)):
+        raise UserError(f"{path}, line 1: {shown(names[0])} is no name of a column; {NO_NAMES}")
 
 
 def as_numbers(cells: Sequence[str]) -> list[float]:

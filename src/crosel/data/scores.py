@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.inputs import join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import Table, optional_labels, own_ids, without_repeated
+from crosel.data.table import Table, own_ids, without_repeated
 from crosel.data.vocabulary import Vocabulary
+from crosel.data.votes import no_votes, truth_of
 from crosel.errors import UserError, did_you_mean
 
 
@@ -29,7 +28,7 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
     inputs = join_inputs(
         names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path")
     )
-    own, _ = optional_labels(table, np.arange(table.n), "truth" if "truth" in table.columns else "label")
+    own = truth_of(table, names, "truth" if "truth" in table.columns else "label", no_votes(classes), notes)
     labels = own if own is not None else inputs.labels
     vocabulary = Vocabulary((), classes)
     try:

@@ -15,6 +15,8 @@ from crosel.limits import MAX_JSON, MAX_LINE, one_line, shown
 # How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)
 _UNNAMED = re.compile(r"Unnamed: 0(\.\d+)*")
 
+NO_NAMES = "if this line holds data, put a line of column names above it"
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -59,8 +61,9 @@ class CsvFile:
         seen: dict[str, int] = {}
         for column, name in enumerate(self.header, 1):
             if name and name in seen:
+                remedy = NO_NAMES if all(name.replace(".", "", 1).isdecimal() for name in names) else "rename one"
                 raise UserError(
-                    f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}; rename one"
+                    f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}; {remedy}"
                 )
             seen[name] = column
 

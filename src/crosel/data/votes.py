@@ -92,9 +92,9 @@ def votes_dataset(
     return without_bad(data, inputs)
 
 
-def _no_vote(settings: DataSettings) -> frozenset[str]:
+def no_votes(classes: Sequence[str] | None) -> frozenset[str]:
     """What says that somebody gave no vote. What is named as a class is one."""
-    return NO_VOTE - {_plain(name) for name in settings.classes or ()}
+    return NO_VOTE - {_plain(name) for name in classes or ()}
 
 
 def _plain(cell: Any) -> str:
@@ -129,7 +129,7 @@ def _same(table: Table, names: Sequence[str], meaning: str, cells: Sequence[Any]
     return {name: cells[row] for name, row in rows.items()}
 
 
-def _truth(
+def truth_of(
     table: Table, names: Sequence[str], meaning: str, no_vote: frozenset[str], notes: list[str]
 ) -> list[str] | None:
     """True labels of the examples that rows name, if all are there. What says that there is no vote says here that
@@ -154,7 +154,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             f"{table.path}, line 1: votes need the columns task, worker and label; {missing[0]!r} is missing"
         )
     tasks = table.parsed(key, partial(label_name, what="name"))
-    no_vote, notes = _no_vote(settings), list[str]()
+    no_vote, notes = no_votes(settings.classes), list[str]()
     labels = table.parsed("label", partial(_vote, no_vote=no_vote, separator=settings.separator))
     voted = [row for row, said in enumerate(labels) if said]
     if not voted:
@@ -207,7 +207,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
-    truth = _truth(table, tasks, "truth", no_vote, notes)
+    truth = truth_of(table, tasks, "truth", no_vote, notes)
     notes += [f"repeated votes, left out: {again}"] if again else []
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
@@ -220,7 +220,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         table = without_repeated(table, notes)
     names, voted = own_ids(table), [False] * table.n
     known: dict[str, tuple[str, ...]] = {}
-    no_vote = _no_vote(settings)
+    no_vote = no_votes(settings.classes)
     for column, cells in table.texts.items():
         for row, cell in enumerate(cells):
             if cell not in known:
@@ -251,7 +251,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         for row, cell in enumerate(cells)
         for label in known[cell]
     ]
-    truth = _truth(table, names, "truth" if "truth" in table.columns else "label", no_vote, notes)
+    truth = truth_of(table, names, "truth" if "truth" in table.columns else "label", no_vote, notes)
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
 
 
