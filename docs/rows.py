@@ -29,7 +29,7 @@ NOISE = 0.5  # points by which one seed's accuracy may differ from another's
 
 
 @dataclass(frozen=True)
-class Bar:
+class Target:
     """What a setting must reach (in per cent) within some minutes of one H200."""
 
     title: str
@@ -44,15 +44,17 @@ class Bar:
         return build_config(preset=self.preset, values={"source": self.source, "candidates": self.rule})
 
 
-BARS = (
-    Bar("CIFAR-10, q = 0.5", "cifar10", "uniform:q=0.5", "fast/cifar10-crosel", 10, {"accuracy": 95}),
-    Bar("CIFAR-10, q = 0.5", "cifar10", "uniform:q=0.5", "fast/cifar10-crosel-30min", 30,
-        {"accuracy": 96.5, "S-ratio": 90, "S-acc": 99}),
-    Bar("CIFAR-10, q = 0.1", "cifar10", "uniform:q=0.1", "fast/cifar10-crosel", 10, {"accuracy": 95.5}),
-    Bar("CIFAR-10, q = 0.3", "cifar10", "uniform:q=0.3", "fast/cifar10-crosel", 10, {"accuracy": 95.5}),
-    Bar("CIFAR-100, q = 0.1", "cifar100", "uniform:q=0.1", "fast/cifar100-crosel", 30, {"accuracy": 78, "S-acc": 97}),
-    Bar("CIFAR-100, superclass, q = 0.5", "cifar100", "superclass:q=0.5", "fast/cifar100-crosel", 30, {"accuracy": 76}),
-    Bar("SVHN, q = 0.5", "svhn", "uniform:q=0.5", "fast/svhn-crosel", 15, {"accuracy": 96.5, "S-ratio": 90}),
+TARGETS = (
+    Target("CIFAR-10, q = 0.5", "cifar10", "uniform:q=0.5", "fast/cifar10-crosel", 10, {"accuracy": 95}),
+    Target("CIFAR-10, q = 0.5", "cifar10", "uniform:q=0.5", "fast/cifar10-crosel-30min", 30,
+           {"accuracy": 96.5, "S-ratio": 90, "S-acc": 99}),
+    Target("CIFAR-10, q = 0.1", "cifar10", "uniform:q=0.1", "fast/cifar10-crosel", 10, {"accuracy": 95.5}),
+    Target("CIFAR-10, q = 0.3", "cifar10", "uniform:q=0.3", "fast/cifar10-crosel", 10, {"accuracy": 95.5}),
+    Target("CIFAR-100, q = 0.1", "cifar100", "uniform:q=0.1", "fast/cifar100-crosel", 30,
+           {"accuracy": 78, "S-acc": 97}),
+    Target("CIFAR-100, superclass, q = 0.5", "cifar100", "superclass:q=0.5", "fast/cifar100-crosel", 30,
+           {"accuracy": 76}),
+    Target("SVHN, q = 0.5", "svhn", "uniform:q=0.5", "fast/svhn-crosel", 15, {"accuracy": 96.5, "S-ratio": 90}),
 )  # fmt: skip
 
 
@@ -103,45 +105,45 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def bars(runs: Sequence[Run], results: Path = RESULTS) -> str:
+def targets(runs: Sequence[Run], results: Path = RESULTS) -> str:
     rows = []
-    for bar in BARS:
-        mine = [run for run in runs if is_run_of(run, bar.config)]
-        aim = main_figures(bar.source, bar.rule, "crosel")
-        must = [f"{value:g} %" if name == "accuracy" else f"{name} {value:g} %" for name, value in bar.must.items()]
+    for target in TARGETS:
+        mine = [run for run in runs if is_run_of(run, target.config)]
+        aim = main_figures(target.source, target.rule, "crosel")
+        must = [f"{value:g} %" if name == "accuracy" else f"{name} {value:g} %" for name, value in target.must.items()]
         papers = [
             f"{'' if name == 'accuracy' else f'{name} '}{figure.mean:.2f} %"
             for name, figure in zip(KEYS, aim.values(), strict=False)
         ]
         rows.append([
-            bar.title, f"{bar.minutes} min", ", ".join(must), ", ".join(papers), *measured(mine),
-            shortfall(bar, mine), *kept(mine, results), f"`{bar.preset}`",
+            target.title, f"{target.minutes} min", ", ".join(must), ", ".join(papers), *measured(mine),
+            shortfall(target, mine), *kept(mine, results), f"`{target.preset}`",
         ])  # fmt: skip
-    head = ("setting", "at most", "bar", "paper", "ours", "S-ratio", "S-acc", "bar met", "seconds", "seeds", "folder",
-            "preset")  # fmt: skip
+    head = ("setting", "at most", "target", "paper", "ours", "S-ratio", "S-acc", "reached", "seconds", "seeds",
+            "folder", "preset")  # fmt: skip
     return table(head, rows)
 
 
-def shortfall(bar: Bar, runs: Sequence[Run]) -> str:
-    """ "yes", or by how much each bar was missed."""
+def shortfall(target: Target, runs: Sequence[Run]) -> str:
+    """ "yes", or by how much each target was missed."""
     if not runs:
         return ""
     missed = []
-    for name, least in bar.must.items():
+    for name, least in target.must.items():
         value = mean(runs, name)
         if value is None or value.mean < least:
             missed.append(f"{name} {f'{least - value.mean:.2f} short' if value else 'not known'}")
     longest = max((run.seconds or 0.0 for run in runs), default=0.0)
-    if longest > 60 * bar.minutes:
-        missed.append(f"{longest - 60 * bar.minutes:.0f} s too long")
+    if longest > 60 * target.minutes:
+        missed.append(f"{longest - 60 * target.minutes:.0f} s too long")
     return ", ".join(missed) or "yes"
 
 
 def others(runs: Sequence[Run], results: Path = RESULTS) -> str:
     """Every other run of CroSel on test images of these settings: none is left out for its figures."""
-    taken = [bar.config for bar in BARS] + [cell.config for cell in expand(read_suite("fast-ablations"))]
+    taken = [target.config for target in TARGETS] + [cell.config for cell in expand(read_suite("fast-ablations"))]
     rows = []
-    for title, source, rule in dict.fromkeys((bar.title, bar.source, bar.rule) for bar in BARS):
+    for title, source, rule in dict.fromkeys((target.title, target.source, target.rule) for target in TARGETS):
         here = [
             run
             for run in runs
@@ -206,7 +208,7 @@ def study(runs: Sequence[Run], results: Path = RESULTS) -> str:
     return table(head, rows)
 
 
-TABLES = {"bars": bars, "others": others, "ablations": ablations, "study": study}
+TABLES = {"targets": targets, "others": others, "ablations": ablations, "study": study}
 _PLACE = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 

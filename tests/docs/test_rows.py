@@ -50,7 +50,7 @@ def test_a_page_without_tables_gets_all_of_them(rows: ModuleType, tmp_path: Path
 
 
 def test_runs_fill_the_row_of_their_preset(rows: ModuleType, tmp_path: Path) -> None:
-    ten, thirty = rows.BARS[0].config, rows.BARS[1].config
+    ten, thirty = rows.TARGETS[0].config, rows.TARGETS[1].config
     for seed, accuracy in enumerate((0.951, 0.953, 0.949)):
         write_run(tmp_path / "cifar10-three-seeds" / f"crosel-seed{seed}", ten, accuracy, seed)
     write_run(tmp_path / "cifar10-long" / "crosel-seed0", thirty, 0.96, seconds=1810)
@@ -58,7 +58,7 @@ def test_runs_fill_the_row_of_their_preset(rows: ModuleType, tmp_path: Path) -> 
     write_run(tmp_path / "cifar10-fourth" / "crosel-seed3", often, 0.951, 3)  # looked at more seldom: the same run
     write_run(tmp_path / "cifar10-cpu" / "crosel-seed4", ten, 0.1, 4, gpu="")
     runs = rows.gpu_runs(tmp_path)
-    first, second, third, *_ = lines(rows.bars(runs, tmp_path))
+    first, second, third, *_ = lines(rows.targets(runs, tmp_path))
     folders = "`cifar10-fourth/crosel-seedN`, `cifar10-three-seeds/crosel-seedN`"
     assert first[4:11] == ["95.10 ± 0.16 %", "91.00 ± 0.00 %", "99.50 ± 0.00 %", "yes", "500", "0, 1, 2, 3", folders]
     assert second[7:9] == ["accuracy 0.50 short, 10 s too long", "1810"]
@@ -67,29 +67,29 @@ def test_runs_fill_the_row_of_their_preset(rows: ModuleType, tmp_path: Path) -> 
 
 
 def test_the_suite_fast_bars_runs_every_row(rows: ModuleType, tmp_path: Path) -> None:
-    for cell in expand(read_suite("fast-bars")):
+    for cell in expand(read_suite("fast-targets")):
         write_run(tmp_path / cell.name, cell.config, 0.97)
-    assert {line[4] for line in lines(rows.bars(rows.gpu_runs(tmp_path), tmp_path))} == {"97.00 %"}
-    assert len(expand(read_suite("fast-bars"))) == len(rows.BARS)
+    assert {line[4] for line in lines(rows.targets(rows.gpu_runs(tmp_path), tmp_path))} == {"97.00 %"}
+    assert len(expand(read_suite("fast-targets"))) == len(rows.TARGETS)
 
 
 def test_runs_with_other_settings_are_listed_and_not_taken_for_the_preset(rows: ModuleType, tmp_path: Path) -> None:
-    ten = rows.BARS[0].config
+    ten = rows.TARGETS[0].config
     longer = ten.model_copy(update={"train": ten.train.model_copy(update={"epochs": 73})})
     held_out = ten.model_copy(update={"data": ten.data.model_copy(update={"own_test": False, "test_share": 0.1})})
     write_run(tmp_path / "cifar10-longer" / "crosel-seed0", longer, 0.97)
     write_run(tmp_path / "cifar10-held-out" / "crosel-seed0", held_out, 0.99)
     runs = rows.gpu_runs(tmp_path)
-    assert {line[4] for line in lines(rows.bars(runs, tmp_path))} == {"not run"}
+    assert {line[4] for line in lines(rows.targets(runs, tmp_path))} == {"not run"}
     (other,) = lines(rows.others(runs, tmp_path))
     assert other[:4] == ["CIFAR-10, q = 0.5", "wrn-16-8", "73", "97.00 %"]
 
 
 def test_what_the_data_decide_tells_no_runs_apart(rows: ModuleType, tmp_path: Path) -> None:
-    bar = rows.BARS[-1]
-    resolved = bar.config.model_copy(update={"augment": bar.config.augment.model_copy(update={"flip": False})})
+    target = rows.TARGETS[-1]
+    resolved = target.config.model_copy(update={"augment": target.config.augment.model_copy(update={"flip": False})})
     write_run(tmp_path / "svhn" / "crosel-seed0", resolved, 0.97)
-    assert lines(rows.bars(rows.gpu_runs(tmp_path), tmp_path))[-1][4] == "97.00 %"
+    assert lines(rows.targets(rows.gpu_runs(tmp_path), tmp_path))[-1][4] == "97.00 %"
 
 
 def test_ablations_are_compared_by_what_they_cost(rows: ModuleType, tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ def test_the_study_is_of_held_out_images(rows: ModuleType, tmp_path: Path) -> No
     by_change = {line[0]: line for line in lines(rows.study(runs, tmp_path))}
     assert by_change["`T-1`"][1:6] == ["78.00 %", "91.00 %", "99.50 %", "-2.00", "500"]
     assert by_change["`lr-0.2`"][1] == "not run"
-    assert {line[4] for line in lines(rows.bars(runs, tmp_path))} == {"not run"}
+    assert {line[4] for line in lines(rows.targets(runs, tmp_path))} == {"not run"}
