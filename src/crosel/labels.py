@@ -159,6 +159,8 @@ def _training_labels(method: Method, outside_gamma: float | None) -> TrainingLab
         )
     if not 0 <= outside_gamma <= 1:
         raise UserError(f"--outside-gamma must lie between 0 and 1, not {outside_gamma:g}")
+    if outside_gamma > (gamma := method.settings.gamma):
+        tell(f"--outside-gamma {outside_gamma:g} is above the run's method.gamma; {gamma:g} is used")
     return method.training_labels(outside_gamma)
 
 

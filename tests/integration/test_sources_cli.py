@@ -279,6 +279,7 @@ def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digit
     for gamma in ("0", "1"):
         result = crosel_cli("labels", run, "--out", tmp_path / f"{gamma}.npz", "--outside-gamma", gamma)
         assert result.code == 0, result.err
+        assert ("--outside-gamma 1 is above the run's method.gamma; " in result.err) == (gamma == "1")
         with np.load(tmp_path / f"{gamma}.npz") as saved:
             counts.append(int((saved["flags"] == "outside").sum()))
             assert saved["pred_probs"].shape == (N, K)

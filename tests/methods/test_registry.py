@@ -76,11 +76,11 @@ def test_a_method_in_a_few_lines(tmp_path: Path) -> None:
     assert train_with("average", tmp_path / "run")["test_accuracy"] > 0.3
 
 
-def install(entry: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def install(entry: str, site: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> None:
     """A package with a method in it, as an installer would leave it."""
     info = site / "outsider-1.0.dist-info"
     info.mkdir(parents=True)
-    (site / "outsider_pkg.py").write_text(OUTSIDE)
+    (site / "outsider_pkg.py").write_text(OUTSIDE + more)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[crosel.methods]\n{entry}\n")
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
@@ -119,6 +119,16 @@ def test_a_package_with_a_fault_concerns_only_those_who_ask_for_it(
     ):
         find_method(name)
     assert any(name in line and "cannot be used" in line for line in info_lines())
+
+
+def test_a_package_that_fails_after_it_has_registered_its_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = "from crosel.methods.base import register\nregister(Outsider)\nraise RuntimeError('too late')\n"
+    install("outsider = outsider_pkg:Outsider", tmp_path / "site", monkeypatch, late)
+    assert "outsider" not in methods()
+    with pytest.raises(UserError, match="^method 'outsider': .* cannot be used .RuntimeError: too late"):
+        find_method("outsider")
 
 
 def test_the_loop_the_views_the_checkpoint_and_the_report_know_no_method() -> None:

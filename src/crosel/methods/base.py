@@ -259,7 +259,8 @@ def _take(entry: EntryPoint) -> None:
         if getattr(found, "name", None) != entry.name:
             raise ValueError(f"the class must have the entry point's name, name = '{entry.name}'")
         register(found)
-    except Exception as error:  # whatever its import may raise
+    except Exception as error:  # whatever its import may raise, perhaps after it has registered the method
+        _METHODS.pop(entry.name, None)
         package = entry.dist.name if entry.dist else entry.module
         why = " ".join(f"{type(error).__name__}: {error}".split())
         _FAULTY[entry.name] = f"{entry.value} of the package {package} cannot be used ({why})"
