@@ -127,7 +127,7 @@ def test_a_package_that_fails_after_it_has_registered_its_method(
     late = "from crosel.methods.base import register\nregister(Outsider)\nraise RuntimeError('too late')\n"
     install("outsider = outsider_pkg:Outsider", tmp_path / "site", monkeypatch, late)
     assert "outsider" not in methods()
-    with pytest.raises(UserError, match="^method 'outsider': .* cannot be used .RuntimeError: too late"):
+    with pytest.raises(UserError, match=r"^method 'outsider': .* cannot be used .RuntimeError: too late"):
         find_method("outsider")
 
 
