@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from _runs import ENVIRONMENT, arrays, metrics, tree
+from _runs import ENVIRONMENT, ForkServer, arrays, metrics, tree
 from _support import CroselCli
+
+from crosel.errors import UserError
+from crosel.run import RunFolder
 
 
 @pytest.mark.slow
@@ -56,3 +60,23 @@ def test_demo_clears_only_its_own(tmp_path: Path, crosel_cli: CroselCli, monkeyp
     empty = tmp_path / "empty"  # a demo that was killed before it had made its mark
     empty.mkdir()
     assert crosel_cli("demo", "--out", empty).code == 0
+
+
+def test_a_killed_demo_takes_its_other_run_with_it(tmp_path: Path, fork_server: ForkServer) -> None:
+    """Else it would write into the folder that the next demo has cleared."""
+    other = RunFolder(tmp_path / "demo" / "cc")
+
+    def is_free() -> bool:
+        try:
+            with other.locked():
+                return True
+        except UserError:  # in use
+            return False
+
+    child = fork_server.start("demo", "--out", tmp_path / "demo")
+    child.wait_for(lambda: bool(other.read_metrics()))
+    child.signal(signal.SIGKILL)
+    assert child.wait() == -9
+    child.wait_for(is_free)
+    assert 1 <= len(other.read_metrics()) < 40
+    assert not other.is_done

@@ -24,6 +24,7 @@ from crosel.run import RunFolder
 
 PRESET = "demo/digits"
 RULE = "uniform:q=0.3"
+CHILD = "crosel.bench.child"  # `crosel train`, but for the process that it ends with
 MARK = "crosel-demo"  # a folder with this file is a demo's, and may be made anew
 
 
@@ -79,10 +80,10 @@ def _train_and_compare(out: Path, device: torch.device) -> None:
 
 @contextmanager
 def _in_background(method: str, out: Path, device: torch.device) -> Iterator[subprocess.Popen[str]]:
-    """Train by another method in a process of its own; it ends with the block, whatever happens there."""
+    """Train by another method in a process of its own; it ends with the block, whatever happens there, or with us."""
     command = ["train", "digits", "--preset", PRESET, "--candidates", RULE, "--method", method]
     process = subprocess.Popen(
-        [sys.executable, "-m", "crosel", *command, "--device", str(device), "--out", str(out)],
+        [sys.executable, "-m", CHILD, str(os.getpid()), *command, "--device", str(device), "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
