@@ -60,6 +60,8 @@ def stop_signals(flag: StopFlag | None = None) -> Iterator[StopFlag]:
         yield flag
         return
     old = {number: signal.signal(number, flag.set) for number in (signal.SIGINT, signal.SIGTERM)}
+    if any(getattr(handler, "asked", False) for handler in old.values()):  # before, while nothing could stop in order
+        flag.set(signal.SIGTERM, None)
     try:
         yield flag
     finally:

@@ -22,10 +22,11 @@ def run_app(app: typer.Typer) -> None:
     """Run the command line with the exit codes of the product: 0, 2 for the user, 1 for us, 130 on Ctrl-C."""
     # typer brings its own click from some version on; its exceptions are reached through those it exports.
     usage_error = typer.BadParameter.__mro__[1]
+    stop = _Stop()
     _open_closed_streams()
     _let_waiting_threads_sleep()
     try:
-        with _sigterm_as_ctrl_c():
+        with _stopped_by_signals(stop):
             code = app(_arguments() or ["--help"], standalone_mode=False)
             sys.stdout.flush()
         if code == 130:  # how newer versions of typer put Ctrl-C; older ones let it through or raise Abort
@@ -44,6 +45,8 @@ def run_app(app: typer.Typer) -> None:
         _give_up(sys.stdout)
         raise SystemExit(1) from None
     except Exception as error:
+        if stop.asked:  # a module that was cut off while it was imported does not work
+            _fail("stopped", 130)
         if isinstance(error, usage_error):
             message = getattr(error, "format_message", error.__str__)()
             _fail(f"{message} ({_hint(error)})", 2)
@@ -100,21 +103,34 @@ def _arguments() -> list[str]:
     return [re.sub(home, lambda found: found[1] + os.path.expanduser("~"), word) for word in given]
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+class _Stopped(KeyboardInterrupt):
+    """`python -m` ends by SIGINT if KeyboardInterrupt itself has passed through an `exec`, also if it was caught."""
+
+
+class _Stop:
+    """Ctrl-C and SIGTERM end a command. What is raised may be swallowed by a module that is being imported, so it is
+    also remembered, for a run that begins all the same (`crosel.pipeline.stop_signals`)."""
+
+    asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.asked = True
+        raise _Stopped
 
 
 @contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does; a run under way has its own way of stopping."""
+def _stopped_by_signals(stop: _Stop) -> Iterator[None]:
+    """A run under way has its own way of stopping. Ignored signals, as Ctrl-C behind a shell's &, stay so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old = signal.signal(signal.SIGTERM, _terminate)
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _let_waiting_threads_sleep() -> None:
