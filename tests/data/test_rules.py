@@ -126,7 +126,7 @@ def test_every_rule_through_the_one_entry_point():
     [
         ("union", "needs votes"),
         ("votes:min=2", "needs votes"),
-        ("top-m:m=1", "needs scores or votes"),
+        ("top-m:m=1", "needs scores or votes, .* choose another rule; if a csv file holds them, say so: --set data.fo"),
         ("instance:rate=1", "needs scores"),
     ],
 )

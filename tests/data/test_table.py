@@ -87,6 +87,11 @@ def test_what_looks_like_a_list_is_told_of_beside_sets_of_several_labels_and_vot
     assert said in read(put(tmp_path / "v.csv", "id,f,anna,ben\na,1,['a' 'b'],cat\nb,2,dog,cat\n")).notes
 
 
+def test_a_column_of_sets_that_is_named_label_is_told_of(tmp_path):
+    data = read(put(tmp_path / "d.csv", "label,f\n\"['a', 'b']\",1\n['a'],2\n"))
+    assert data.notes == ("class \"['a', 'b']\" looks like several; name a column of sets 'candidates'",)
+
+
 @pytest.mark.parametrize("cell", ["", "[]", "()", "set()", " {} ", "frozenset()", "[nan]", "{NaN}", "[None]", "[<NA>]"])
 def test_an_empty_set_is_one_however_it_is_written(tmp_path, cell):
     path = put(tmp_path / "d.csv", f"candidates,f\n{cell},1\ncat,2\n")

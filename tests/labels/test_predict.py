@@ -311,6 +311,7 @@ UGLY = {
     "the index of a table": ("csv", ",candidates,f,g\n5,x|y,1,2\n7,y,3,4\n"),
     "the index of votes": ("csv", ",anna,ben,f,g\n5,x,y,1,2\n7,y,,3,4\n"),
     "a first column of nothing": ("csv", ",label,f,g\n,x,1,2\n,y,3,4\n"),
+    "a first column of little": ("csv", ",truth,f,g\nnote,x,1,2\n,y,3,4\n"),
     "true labels": ("csv", "truth,f,g\nx,1,2\ny,3,4\n"),
     "paths with blanks": ("csv", "path,candidates\n a.png ,x|y\nb.png,y\n"),
     "an address": ("csv", "path,candidates\nhttp://a/b.png,x|y\n"),
@@ -323,6 +324,8 @@ UGLY = {
     "an id of a list": ("jsonl", f'{{"id": ["a"], {SET}, "f": 1, "g": 2}}\n'),
     "an id once": ("jsonl", f'{{"id": "a", {SET}, "f": 1, "g": 2}}\n{{{SET}, "f": 1, "g": 2}}\n'),
     "an id late": ("jsonl", f'{{{SET}, "f": 1, "g": 2}}\n{{"id": "a", {SET}, "f": 1, "g": 2}}\n'),
+    "a list in capitals": ("jsonl", f'{{{SET}, "X": [1, 2]}}\n{{{SET}, "X": [3, 4]}}\n'),
+    "a list of another name": ("jsonl", f'{{{SET}, "vector": [1, 2]}}\n'),
     "a short list": ("jsonl", f'{{{SET}, "x": [1, 2]}}\n{{{SET}, "x": [1]}}\n'),
     "a list in a list": ("jsonl", f'{{{SET}, "x": [[1, 2]]}}\n'),
     "a list that shifts": ("jsonl", f'{{{SET}, "x": [1], "features": [2]}}\n{{{SET}, "x": [], "features": [1, 2]}}\n'),
@@ -359,6 +362,24 @@ def test_a_file_is_the_same_to_train_on_and_to_predict(tmp_path, monkeypatch, en
         return
     assert [name for chunk in found for name in chunk.ids] == [data.example_id(row) for row in range(data.n)]
     np.testing.assert_array_equal(np.concatenate([chunk.x for chunk in found]), data.x)
+
+
+def test_rows_with_sets_are_predicted_one_by_one_though_they_name_a_worker(tmp_path):
+    """They are no votes; training counts each, too, and numbers them."""
+    pytest.importorskip("PIL.Image").new("L", (32, 32), 50).save(tmp_path / "a.png")
+    path = tmp_path / "d.csv"
+    path.write_text("path,worker,candidates\na.png,v,x|y\na.png,w,y\n")
+    assert load(str(path), None, DataSettings(cache=False)).n == 2
+    assert [name for chunk in open_inputs(path, (3, 32, 32)) for name in chunk.ids] == ["a.png", "a.png"]
+
+
+def test_a_list_of_one_number_is_named_as_that_number(tmp_path):
+    """In runs that know their features by name, too."""
+    path = tmp_path / "d.jsonl"
+    path.write_text(f'{{{SET}, "x": [1], "g": 2}}\n{{{SET}, "x": [3], "g": 4}}\n')
+    assert load(str(path)).columns == ("x", "g")
+    (chunk,) = open_inputs(path, (2,), ("g", "x"))
+    assert chunk.x.tolist() == [[2, 1], [4, 3]]
 
 
 def test_votes_on_one_task_are_one_prediction(tmp_path, monkeypatch, crosel_cli: CroselCli):
@@ -441,6 +462,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
         FEATURES,
         "columns 1 and 3 are both named '1'; if this line holds data, put a line of",
     ),
+    ("a.csv", b"-1.5,3,-1.5\n1,2,3\n", FEATURES, "columns 1 and 3 are both named '-1.5'; if this line holds data, put"),
     ("a.csv", b"u,v\n1,2\n", FEATURES, "line 1: 2 features, but the run was trained on 3"),
     ("a.csv", b"u,v,w\n1,2,3\n1,x,3\n", FEATURES, "line 3, column 'v': 'x' is not a number"),
     ("a.csv", b"u;v;w\n1;2;3\n1;2,5;3\n", FEATURES, "line 3, column 'v': '2,5' is not a number; write decimals with a"),

@@ -23,6 +23,8 @@ from crosel.candidates import (
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 
+_OTHERWISE = "choose another rule; if a csv file holds them, say so: --set data.format=scores (or wide-votes)"
+
 
 def at_least(votes: ArrayLike, least: int) -> Bools:
     """Return the labels with at least `least` votes, or those with the most votes if there are none: bool [n, k]."""
@@ -73,14 +75,14 @@ def apply_annotation_rule(rule: Rule, votes: ArrayLike | None, scores: ArrayLike
     v = rule.values
     if rule.name in ("union", "votes"):
         if votes is None:
-            instead = "choose another rule"
+            instead = _OTHERWISE
             if scores is not None:
                 instead = "use top-m or top-p for its scores, or, if they are votes: --set data.format=wide-votes"
             raise UserError(f"rule '{rule}' needs votes, which this data does not have; {instead}")
         return at_least(votes, int(v.get("min", 1)))
     table = scores if scores is not None else votes
     if table is None:
-        raise UserError(f"rule '{rule}' needs scores or votes, which this data does not have; choose another rule")
+        raise UserError(f"rule '{rule}' needs scores or votes, which this data does not have; {_OTHERWISE}")
     return top_m(table, int(v["m"])) if rule.name == "top-m" else top_p(table, v["p"], v["temperature"])
 
 

@@ -24,7 +24,7 @@ from crosel.data.jsonl import Layout, lengths_of, open_objects, row_numbers, wid
 from crosel.data.matfile import read_mat_inputs
 from crosel.data.npz import as_names, check_columns, open_archive, read_array
 from crosel.data.settings import DataSettings
-from crosel.data.table import ALL_ROWS, as_features, image_path, meanings
+from crosel.data.table import ALL_ROWS, are_votes, as_features, image_path, meanings
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError, counted, tell
 from crosel.limits import check_plain, shown
@@ -245,7 +245,7 @@ class _Listing:
 
     def examples(self, content: Callable[[int, Any], Any]) -> Iterator[tuple[str, int, Any]]:
         """(id, line, content) of each row; of votes on one example, of the first."""
-        votes = "worker" in self.titles and not {"id", "path"}.isdisjoint(self.titles)
+        votes = are_votes({*self.titles, "label"})  # which is not needed here
         seen: dict[str, tuple[int, int]] = {}  # name -> line and digest of the first
         for number, (line, row) in enumerate(self.rows):
             name, value = self._name(number, line, row), content(line, row)

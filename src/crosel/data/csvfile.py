@@ -26,7 +26,7 @@ from crosel.data.table import (
     split_rows,
     table_dataset,
 )
-from crosel.data.text import NO_NAMES, CsvFile
+from crosel.data.text import NO_NAMES, CsvFile, is_number
 from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.data.votes import long_votes, wide_votes
 from crosel.errors import UserError, did_you_mean
@@ -40,16 +40,8 @@ Line = tuple[int, list[str]]  # the number of a row's first line, and its cells
 _LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell  # a name such as 3_1, which Python takes for 31
-
-
 def _is_fraction(cell: str) -> bool:
-    return _is_number(cell) and cell.strip().lower() not in NO_VOTE and not float(cell).is_integer()
+    return is_number(cell) and cell.strip().lower() not in NO_VOTE and not float(cell).is_integer()
 
 
 def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> Format:
@@ -72,13 +64,13 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
     if known.keys() & {"id", "path"} and others:
         if named and not any(_is_fraction(row[column]) for row in rows for column in named):
             return "wide-votes"
-        if len(others) == 1 and _is_number(rows[0][others[0]]) and "truth" not in known:
+        if len(others) == 1 and is_number(rows[0][others[0]]) and "truth" not in known:
             raise UserError(
                 f"{path}, line 1: {shown(header[others[0]])} alone is no table of scores, which has a column for each "
                 "class; if it holds labels, name it 'label'"
             )
         cells = {row[column].strip().lower() for row in rows for column in others}
-        numbers = all(_is_number(rows[0][column]) for column in others)
+        numbers = all(is_number(rows[0][column]) for column in others)
         if numbers and "truth" in known:
             labels = {row[known["truth"]].strip().lower().removesuffix(".0") for row in rows} - NO_VOTE
             if labels and labels.isdisjoint(header[column].lower() for column in others):  # else these are scores
@@ -106,7 +98,7 @@ def _features_beside_truth(path: Path, labels: set[str], cells: set[str]) -> For
 
 def _refuse_coded_votes(path: Path, cells: set[str]) -> None:
     """Numbers alone are scores; but whole ones, of which some say "no vote", may be votes by number of the class."""
-    if cells & NO_VOTE and all(cell in NO_VOTE or (_is_number(cell) and not _is_fraction(cell)) for cell in cells):
+    if cells & NO_VOTE and all(cell in NO_VOTE or (is_number(cell) and not _is_fraction(cell)) for cell in cells):
         none = "blank" if "" in cells else next(iter(sorted(cells & NO_VOTE)))
         raise UserError(
             f"{path}: whole numbers, some of them {none}, may be votes or scores; say which: "
@@ -119,12 +111,12 @@ def vote_columns(
 ) -> list[int]:
     """Columns of votes among columns of features: annotators by their name, and all whose cells are not numbers."""
     said = {column: {cell for row in rows if (cell := row[column].strip()).lower() not in NO_VOTE} for column in others}
-    numbers = [column for column in others if said[column] and all(map(_is_number, said[column]))]
+    numbers = [column for column in others if said[column] and all(map(is_number, said[column]))]
     named = [column for column in others if ANNOTATOR.fullmatch(header[column])]
     votes = [column for column in others if column in named or column not in numbers]
     labels = {label for column in votes for cell in said[column] for label in _labels(cell, separator)}
     unclear = [column for column in numbers if column not in votes]
-    if named or not any(map(_is_number, labels)) or not unclear:
+    if named or not any(map(is_number, labels)) or not unclear:
         return votes
     # Classes that are numbers (1|7), or a feature with a word in it (n/a): numbers beside these may be either.
     if all(said[column] <= labels for column in unclear):
@@ -156,18 +148,18 @@ def no_number(
     path: Path, line: int, header: Sequence[str], columns: Sequence[int], row: Sequence[str], or_else: str = ""
 ) -> UserError:
     """The error for the first cell of a row that is not a number; `or_else`: what the column may hold instead."""
-    column = next(c for c in columns if not _is_number(row[c]))
+    column = next(c for c in columns if not is_number(row[c]))
     what = f"{shown(row[column])} is not a number; correct it, or drop the row or the column{or_else}"
     if not row[column].strip():
         what = f"empty; fill it in or drop the row{or_else}"
-    elif _is_number(row[column].replace(",", ".", 1)):
+    elif is_number(row[column].replace(",", ".", 1)):
         what = f"{shown(row[column])} is not a number; write decimals with a point"
     return UserError(f"{path}, line {line}, column {shown(header[column])}: {what}")
 
 
 def refuse_data_as_names(names: Sequence[str], path: Path) -> None:
     """Whole numbers may be names, as pandas writes 0, 1, 2; but 5.1 is none."""
-    if all(map(_is_number, names)) and any(map(_is_fraction, names)):
+    if all(map(is_number, names)) and any(map(_is_fraction, names)):
         raise UserError(f"{path}, line 1: {shown(names[0])} is no name of a column; {NO_NAMES}")
 
 
@@ -249,8 +241,8 @@ def open_rows(path: Path, needs_ids: bool = False) -> tuple[list[str], list[Line
         raise UserError(f"{path}, line 2: there are no rows below the column names")
     refuse_our_labels(header, path)
     has = meanings(header, path).keys()
-    no_name = not header[0] and not has & {"id", "path"} and first[0][1][0].strip()
-    if no_name and (needs_ids or not has & {"candidates", "weight", "label"}):
+    no_name = not header[0] and all(row[0].strip() for _, row in first)
+    if no_name and not has & {"id", "path"} and (needs_ids or not has & {"candidates", "weight", "label"}):
         header[0] = "id"
     return header, first, chain(first, rows)
 

@@ -44,12 +44,12 @@ Lengths = dict[str, int | None]  # by key: how many numbers its list has; None: 
 
 
 def lengths_of(row: dict[str, Any], keys: Iterable[str]) -> Lengths:
-    return {key: len(row[key]) if key in _LISTS and isinstance(row[key], list) else None for key in keys}
+    return {key: len(row[key]) if key.lower() in _LISTS and isinstance(row[key], list) else None for key in keys}
 
 
 def wide_names(lengths: Lengths) -> list[str]:
-    """A name for each number."""
-    return [n for key, length in lengths.items() for n in ([key] if length is None else _items(key, length))]
+    """A name for each number. Of a list of one, it is the list's, as that of a number."""
+    return [n for key, length in lengths.items() for n in ([key] if length in (None, 1) else _items(key, length))]
 
 
 def _items(key: str, length: int) -> list[str]:
@@ -63,7 +63,7 @@ def row_numbers(row: dict[str, Any], lengths: Lengths, place: str) -> list[float
         values = row[key] if isinstance(row[key], list) else [row[key]]
         try:
             if length is None and values is row[key]:
-                raise ValueError("a list; give all rows a number, or name their lists 'x'")
+                raise ValueError("a list, not a number; a list of features must be named 'x'")
             if length not in (None, len(values)):
                 numbers = counted(len(values), "number")
                 raise ValueError(f"{numbers}, where the first row has {length}; give all rows the same")

@@ -223,7 +223,7 @@ def _split(cell: Any) -> bool:
     return word == "test"
 
 
-def _optional_label(cell: Any) -> str | None:
+def optional_label(cell: Any) -> str | None:
     return None if cell is None or (isinstance(cell, str) and not cell.strip()) else label_name(cell)
 
 
@@ -237,11 +237,11 @@ def split_rows(table: Table) -> tuple[Array, Array]:
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def optional_labels(table: Table, rows: Array, meaning: str = "label") -> tuple[list[str] | None, list[str | None]]:
+def optional_labels(table: Table, rows: Array) -> tuple[list[str] | None, list[str | None]]:
     """True labels of these rows (None unless all are there), and the cells of every row."""
-    if meaning not in table.columns:
+    if "label" not in table.columns:
         return None, [None] * table.n
-    cells = table.parsed(meaning, _optional_label)
+    cells = table.parsed("label", optional_label)
     known = [label for row in rows if (label := cells[row]) is not None]
     return (known if len(known) == len(rows) else None), cells
 
@@ -300,7 +300,9 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
         row = next((int(row) for row in train if labels[row] is None), 0)
-        raise UserError(f"{table.place(row, 'label')}: no label, and there is no column 'candidates'; add one of them")
+        scores = "; if the numbers are scores: --set data.format=scores" if "truth" in table.columns else ""
+        place = table.place(row, "label")
+        raise UserError(f"{place}: no label, and there is no column 'candidates'; add one of them{scores}")
     check_test_labels(table, test, labels)
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)
@@ -311,7 +313,7 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     listed = looks_listed(vocabulary.classes)
     notes += listed
     if sets is not None and not listed and all(len(names) == 1 for names in sets):
-        notes += filter(None, [looks_joined(vocabulary.classes)])
+        notes += looks_joined(vocabulary.classes)
     ids = _example_ids(table, notes)
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
     if x is None:

@@ -61,7 +61,7 @@ class CsvFile:
         seen: dict[str, int] = {}
         for column, name in enumerate(self.header, 1):
             if name and name in seen:
-                remedy = NO_NAMES if all(name.replace(".", "", 1).isdecimal() for name in names) else "rename one"
+                remedy = NO_NAMES if all(map(is_number, names)) else "rename one"
                 raise UserError(
                     f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}; {remedy}"
                 )
@@ -92,6 +92,14 @@ class CsvFile:
                 cells = f"{counted(len(row), 'cell')} for {counted(width, 'column')}"
                 raise UserError(f"{self.path}, line {line}, column {at}: {cells}; {remedy}")
             yield line, row
+
+
+def is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # a name such as 3_1, which Python takes for 31
 
 
 def parse_json(text: str, place: str, first_line: int = 1) -> Any:

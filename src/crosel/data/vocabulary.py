@@ -199,14 +199,15 @@ def may_be_unknown(names: Collection[str], remedy: str = "leave such cells blank
 
 
 def looks_listed(names: Iterable[str]) -> list[str]:
-    """A note, where a name looks like a list of labels, but not as Python or JSON write one."""
+    """A note, where a name looks like a list of labels: a true label is one, and a set may be written otherwise."""
     for name in names:
         if name[0] + name[-1] in ("[]", "{}") and any(mark in name for mark in ",; "):
-            return [f"class {shown(name)} looks like several; write cat|dog, or ['cat', 'dog']"]
+            remedy = "write cat|dog, or ['cat', 'dog']" if not _listed(name) else "name a column of sets 'candidates'"
+            return [f"class {shown(name)} looks like several; {remedy}"]
     return []
 
 
-def looks_joined(names: Sequence[str]) -> str | None:
+def looks_joined(names: Sequence[str]) -> list[str]:
     """A note, where no set has two labels but one name looks like several labels with something between them."""
     known = set(names)
     for mark in ",;/ ":
@@ -216,8 +217,8 @@ def looks_joined(names: Sequence[str]) -> str | None:
         for name, parts in several.items():
             if sum(part in known for part in parts) >= min(2, len(parts) - 1) or parts[0] in lasts:
                 split = _SEPARATOR.format(mark)
-                return f"no set has two labels, but {shown(name)} looks like several; to split it: {split}"
-    return None
+                return [f"no set has two labels, but {shown(name)} looks like several; to split it: {split}"]
+    return []
 
 
 def check_cells(n: int, k: int, bytes_each: int, place: object) -> None:

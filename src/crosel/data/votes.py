@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from crosel.data.table import (
     Table,
     image_root,
     index_of,
-    optional_labels,
+    optional_label,
     own_ids,
     without_repeated,
 )
@@ -136,8 +135,7 @@ def truth_of(
     nothing is known."""
     if meaning not in table.columns:
         return None
-    cells = [None if _plain(cell) in no_vote else cell for cell in table.columns[meaning]]
-    _, labels = optional_labels(replace(table, columns={**table.columns, meaning: cells}), np.arange(0), meaning)
+    labels = table.parsed(meaning, lambda cell: None if _plain(cell) in no_vote else optional_label(cell))
     known = _same(table, names, meaning, labels)
     missing = [row for row, name in enumerate(names) if name not in known]
     if missing and known:
