@@ -329,7 +329,7 @@ def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
 
     def numbers(line: int, row: dict[str, Any]) -> tuple[float, ...]:
         values = row_numbers(row, lengths, f"{path}, line {line}")
-        return tuple(values[i] for i in at)
+        return tuple(map(values.__getitem__, at))
 
     yield from _features(listing.examples(numbers), form, path, wanted)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -60,9 +60,13 @@ def row_numbers(row: dict[str, Any], lengths: Lengths, place: str) -> list[float
     """The numbers of a row; its lists must be as long as those of the first row."""
     out: list[float] = []
     for key, length in lengths.items():
-        values = row[key] if isinstance(row[key], list) else [row[key]]
+        value = row[key]
+        if length is None and type(value) is float:  # as most are
+            out.append(value)
+            continue
+        values = value if isinstance(value, list) else [value]
         try:
-            if length is None and values is row[key]:
+            if length is None and values is value:
                 raise ValueError("a list, not a number; a list of features must be named 'x'")
             if length not in (None, len(values)):
                 numbers = counted(len(values), "number")
@@ -80,19 +84,20 @@ class Layout:
     titles: dict[str, str]  # meaning -> key
     features: list[str]  # keys
     ignores_others: bool  # keys that are neither
-
-    def __post_init__(self) -> None:
-        self._known = frozenset(self.features)  # looked at for every key of every row
+    first: Set[str]  # keys of the first row
 
     @classmethod
     def of(cls, row: dict[str, Any], path: Path, line: int, inputs_elsewhere: bool) -> Layout:
         keys = list(row)
         titles = {meaning: keys[column] for meaning, column in meanings(keys, path, line).items()}
         ignores_others = "path" in titles or inputs_elsewhere
-        return cls(titles, [] if ignores_others else [k for k in keys if k not in titles.values()], ignores_others)
+        features = [] if ignores_others else [key for key in keys if key not in titles.values()]
+        return cls(titles, features, ignores_others, row.keys())
 
     def check(self, row: dict[str, Any], place: str) -> None:
         """Take in what may come late; a key that comes and goes otherwise is no column."""
+        if row.keys() == self.first:
+            return
         for key in row:
             meaning = MEANINGS.get(key.lower())
             if meaning in _OPTIONAL:
@@ -103,7 +108,8 @@ class Layout:
             raise UserError(
                 f"{place}, column {shown(missing[0])}: missing, but the first row has it; give all rows the same"
             )
-        late = [key for key in row if key not in self._known and key not in self.titles.values()]
+        known = {*self.features, *self.titles.values()}
+        late = [key for key in row if key not in known]
         if self.ignores_others:  # but rows are known by their ids, or by their numbers
             late = [] if self.titles.keys() & {"id", "path"} else [k for k in late if MEANINGS.get(k.lower()) == "id"]
         if late:

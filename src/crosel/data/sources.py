@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
 from crosel.data.settings import DataSettings, OnImages
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, did_you_mean, tell
 from crosel.limits import check_plain, one_line
 
 # What is published under a name: a folder, or files.
@@ -62,7 +62,9 @@ def load(
 ) -> Dataset:
     """Read a named dataset, a file or a folder. Bad input raises UserError, never anything else."""
     settings = settings or DataSettings()
-    source = locate(source, data_dir)
+    named, source = source, locate(source, data_dir)
+    if source != named and Path(named).is_absolute():  # another file may have the same name
+        tell(f"{named} is not there; {source} is read instead")
     try:
         check_there(source, data_dir)
         data = _read_named(source, data_dir) if source in NAMED else _read(source, settings, progress)
