@@ -270,7 +270,7 @@ def test_a_file_in_the_data_folder(
     Path("elsewhere").rename("moved")
     missing = crosel_cli("train", "none.mat", *share, "--out", "other")
     assert missing.code == 2
-    assert "source 'none.mat' is neither a file nor one of" in missing.err
+    assert "source 'none.mat' is neither a file (also looked for in ../data) nor one of" in missing.err
 
 
 def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digits: dict[str, Any]) -> None:

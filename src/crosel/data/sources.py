@@ -49,9 +49,9 @@ def check_there(source: str, data_dir: Path | None) -> None:
     if "\0" not in source and path.is_absolute() and not path.exists():
         raise UserError(f"{source}: no such file or folder; if it has moved, give its folder: --data DIR")
     if not source.strip() or "\0" in source or not path.exists():  # Path("") is the folder we are in
-        raise UserError(
-            f"source '{source}' is neither a file nor one of {', '.join(NAMED)}{did_you_mean(source, NAMED)}"
-        )
+        searched = f" (also looked for in {data_dir})" if data_dir else ""
+        known = f"{', '.join(NAMED)}{did_you_mean(source, NAMED)}"
+        raise UserError(f"source '{source}' is neither a file{searched} nor one of {known}")
 
 
 def load(
