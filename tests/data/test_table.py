@@ -162,6 +162,11 @@ def test_a_forgotten_separator_is_noticed(tmp_path, mark):
     assert sets_of(read(path, separator=mark)) == [{"cat", "dog"}, {"cat"}, {"dog"}]
 
 
+def test_a_wrong_separator_is_noticed(tmp_path):
+    (note,) = read(put(tmp_path / "d.csv", "candidates,f\ncat|dog,1\ncat,2\ndog,3\n"), separator=";").notes
+    assert note.endswith("'cat|dog' looks like several; to split it: --set 'data.separator=\"|\"'")
+
+
 @pytest.mark.parametrize("mark", [",", ";", "/"])
 def test_a_forgotten_separator_is_noticed_where_all_sets_have_several_labels(tmp_path, mark):
     path = put(tmp_path / "d.csv", f'candidates,f\n"cat{mark}dog",1\n"dog{mark}fox",2\n"cat{mark}fox",3\n')

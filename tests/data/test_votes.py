@@ -11,6 +11,7 @@ import pytest
 from _files import picture, put, read, refused, sets_of
 
 from crosel.data import DataSettings, draw_candidates
+from crosel.data.csvfile import find_format
 from crosel.data.inputs import read_inputs
 from crosel.errors import UserError
 from crosel.limits import MAX_LINE
@@ -579,6 +580,27 @@ def test_scores_as_csv(tmp_path, features):
     assert turned.scores[0].tolist() == data.scores[0][[2, 0, 1]].tolist()
     text = refused(tmp_path / "scores.csv", inputs=features, classes=("birds", "cat"))
     assert "no column of scores for class 'birds' (did you mean 'bird'?)" in text
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "kind"),
+    [
+        ("task,worker,label,f", "a,v,x,1", "votes"),
+        ("path,worker,label,candidates", "a,v,x,x|y", "table"),
+        ("id,weight,f", "a,x:1,1", "table"),
+        ("id,label,annotator_1,reader anna", "a,x,x,y", "wide-votes"),
+        ("id,label,annotator_1,f", "a,x,1,1", "table"),
+        ("truth,f,g", "x,1,0.5", "table"),
+        ("id,truth,anna,f", "a,x,y,0.5", "wide-votes"),
+        ("id,rater_1,f", "a,1,0.5", "wide-votes"),
+        ("id,truth,x,y", "a,x,0.5,1", "scores"),
+        ("id,truth,f,g", "a,x,0.5,1", "table"),
+        ("path,x,y", "a,0.5,1", "scores"),
+    ],
+)
+def test_the_kind_of_a_csv_file(header, row, kind):
+    """The table of docs/data.md, line by line."""
+    assert find_format(Path("d.csv"), header.split(","), [row.split(",")]) == kind
 
 
 def test_numbers_beside_the_truth(tmp_path, features):

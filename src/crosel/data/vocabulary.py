@@ -210,7 +210,7 @@ def looks_listed(names: Iterable[str]) -> list[str]:
 def looks_joined(names: Sequence[str]) -> list[str]:
     """A note, where no set has two labels but one name looks like several labels with something between them."""
     known = set(names)
-    for mark in ",;/ ":
+    for mark in ",;/| ":
         several = {name: [part.strip() for part in name.split(mark)] for name in names if mark in name}
         # Of cat;dog and dog;fox, too; but a fox terrier and a red fox have one name each.
         lasts = {parts[-1] for parts in several.values() if parts[0] != parts[-1]} if mark != " " else set()
