@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,7 @@ from crosel.bank import MemoryBank
 from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
+from crosel.data.chunks import open_inputs
 from crosel.data.dataset import make_dataset
 from crosel.session import Session
 from crosel.train import fit
@@ -34,6 +39,23 @@ def test_an_epoch_grows_linearly_with_the_examples() -> None:
     fastest = [min(row["seconds"] for row in fit(s)[1:]) for s in (small, large)]
     # Eight times the work; anything quadratic would be 64 times. Wide, because the machine may be busy.
     assert fastest[1] < 24 * fastest[0]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_predictions_grow_linearly_with_the_features(tmp_path: Path, ending: str) -> None:
+    fastest = []
+    for k in (1500, 12_000):
+        names, path = [f"f{i}" for i in range(k)], tmp_path / f"{k}.{ending}"
+        row = json.dumps(dict.fromkeys(names, 0.5)) if ending == "jsonl" else ",".join(["0.5"] * k)
+        path.write_text(f"{row}\n" if ending == "jsonl" else f"{','.join(names)}\n{row}\n")
+        took = []
+        for _ in range(3):
+            start = time.perf_counter()
+            (chunk,) = open_inputs(path, (k,), names[::-1])
+            took.append(time.perf_counter() - start)
+        assert chunk.x.shape == (1, k)
+        fastest.append(min(took))
+    assert fastest[1] < 24 * fastest[0]  # eight times the work, as above
 
 
 def held(s: Session) -> int:

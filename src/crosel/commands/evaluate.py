@@ -19,7 +19,7 @@ from crosel.data.chunks import columns_of_training
 from crosel.data.dataset import Array, Dataset
 from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import locate
-from crosel.data.table import meanings
+from crosel.data.table import meanings, other_columns
 from crosel.data.text import CsvFile
 from crosel.errors import UserError, tell
 from crosel.run import load_run
@@ -95,7 +95,7 @@ def _without_votes(path: Path, session: Session) -> dict[str, Any]:
     if not set(annotators).isdisjoint(header):
         return {}
     known = meanings(header, path)
-    others = [name for column, name in enumerate(header) if name and column not in known.values()]
+    others = [header[column] for column in other_columns(header, known)]
     features = (columns and set(columns) <= set(others)) or session.data.shape == (len(others),)
     listed = "path" in known and not known.keys().isdisjoint({"label", "truth"})
     plain = "worker" not in known and (listed or not others or features)

@@ -24,7 +24,7 @@ from crosel.data.jsonl import Layout, lengths_of, open_objects, row_numbers, wid
 from crosel.data.matfile import read_mat_inputs
 from crosel.data.npz import as_names, check_columns, open_archive, read_array
 from crosel.data.settings import DataSettings
-from crosel.data.table import ALL_ROWS, are_votes, as_features, image_path, meanings
+from crosel.data.table import ALL_ROWS, are_votes, as_features, image_path, meanings, other_columns
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError, counted, tell
 from crosel.limits import check_plain, shown
@@ -113,10 +113,11 @@ def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], pla
                 f"{shown(there[0])} for {shown(trained[0])} and so on"
             )
         return list(range(len(there)))
-    missing = [name for name, key in zip(trained, wanted, strict=True) if key not in found]
+    at = {key: column for column, key in enumerate(found)}
+    missing = [name for name, key in zip(trained, wanted, strict=True) if key not in at]
     if missing:
         raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on; add it")
-    return [found.index(key) for key in wanted]
+    return [at[key] for key in wanted]
 
 
 def _without_case(names: Sequence[str]) -> Sequence[str]:
@@ -284,7 +285,7 @@ def _csv(path: Path, form: Form) -> Iterator[Chunk]:
     if (title := listing.images(form)) is not None:
         yield from _listed_images(listing.examples(lambda _, row: listing.cell(row, title)), form, path, title)
         return
-    columns = [column for column, name in enumerate(header) if name and column not in known.values()]
+    columns = other_columns(header, known)
     order = form.order([header[column] for column in columns], listing.place)
     columns = [columns[at] for at in order]
     form.check_width(len(columns), listing.place)
@@ -321,11 +322,13 @@ def _jsonl(path: Path, form: Form) -> Iterator[Chunk]:
     one_list = len(lengths) == 1 and names != layout.features  # its numbers have no names
     order = list(range(len(names))) if one_list else form.order(names, listing.place)
     wanted = [names[at] for at in order]
-    lengths = {key: length for key, length in lengths.items() if not set(wanted).isdisjoint(wide_names({key: length}))}
+    chosen = set(wanted)
+    lengths = {key: length for key, length in lengths.items() if not chosen.isdisjoint(wide_names({key: length}))}
     form.check_width(len(row_numbers(first, lengths, listing.place)), listing.place)
-    by_name = not set(wanted).isdisjoint(form.columns or ())
+    by_name = not chosen.isdisjoint(form.columns or ())
     layout = replace(layout, features=list(lengths), ignores_others=by_name)
-    at = [wide_names(lengths).index(name) for name in wanted]
+    places = {name: at for at, name in enumerate(wide_names(lengths))}
+    at = [places[name] for name in wanted]
 
     def numbers(line: int, row: dict[str, Any]) -> tuple[float, ...]:
         values = row_numbers(row, lengths, f"{path}, line {line}")

@@ -21,6 +21,7 @@ from crosel.data.table import (
     are_votes,
     as_features,
     meanings,
+    other_columns,
     refuse_our_labels,
     refuse_unnamed_images,
     split_rows,
@@ -47,7 +48,7 @@ def _is_fraction(cell: str) -> bool:
 def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> Format:
     """What a csv file holds, by its header; where only other columns are left, by its first rows."""
     known = meanings(header, path)
-    others = [column for column, name in enumerate(header) if name and column not in known.values()]
+    others = other_columns(header, known)
     if are_votes(known):
         return "votes"
     if "candidates" in known or "weight" in known:
@@ -187,7 +188,7 @@ def gather(
 ) -> Table:
     """Read all rows. Numbers go straight into one array: no list of cells is ever held for them."""
     known = {meaning: column for meaning, column in meanings(header, path).items() if column not in votes}
-    rest = [c for c, name in enumerate(header) if name and c not in known.values() and c not in votes]
+    rest = [column for column in other_columns(header, known) if column not in votes]
     numeric = rest if kind == "scores" or not ("path" in known or inputs_elsewhere) else []
     lines, values = array("q"), array("d")
     cells: list[tuple[list[str], int]] = [([], column) for column in known.values()]
@@ -257,12 +258,12 @@ def open_csv(path: Path, settings: DataSettings, needs_ids: bool = False) -> tup
     told = votes or {"worker", "label"} <= known.keys()  # which columns hold votes
     if "path" not in known and not (told and settings.inputs):  # else no other column is read
         line, row = first[0]
-        rest = {name: row[c] for c, name in enumerate(header) if name and c not in votes and c not in known.values()}
+        rest = {header[c]: row[c] for c in other_columns(header, known) if c not in votes}
         refuse_unnamed_images(rest, f"{path}, line {line}")
     if kind == "auto" and not votes:
         kind = find_format(path, header, [row for _, row in first])
     if kind == "wide-votes" and not votes:
-        votes = [column for column, name in enumerate(header) if name and column not in known.values()]
+        votes = other_columns(header, known)
         if settings.format == "auto":
             votes = vote_columns(path, header, votes, [row for _, row in first], settings.separator)
     for meaning in ("candidates", "weight"):

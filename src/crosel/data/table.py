@@ -126,6 +126,11 @@ def meanings(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]
     return found
 
 
+def other_columns(header: Sequence[str], known: Mapping[str, int]) -> list[int]:
+    """Columns that have a name, but no meaning."""
+    return [column for column, name in enumerate(header) if name and column not in known.values()]
+
+
 def are_votes(known: Collection[str]) -> bool:
     """Whether rows with columns of these meanings are votes, one a row; several are about one example."""
     return {"worker", "label"} <= set(known) and not {"id", "path"}.isdisjoint(known) and _SETS.isdisjoint(known)
