@@ -164,11 +164,11 @@ def refuse_data_as_names(names: Sequence[str], path: Path) -> None:
         raise UserError(f"{path}, line 1: {shown(names[0])} is no name of a column; {NO_NAMES}")
 
 
-def as_numbers(cells: Sequence[str]) -> list[float]:
-    """Cells of features; ValueError if one is no number (`no_number` tells which)."""
+def as_numbers(cells: Sequence[str]) -> Iterator[float]:
+    """Cells of features; ValueError, now or when they are taken, if one is no number (`no_number` tells which)."""
     if "_" in "".join(cells):  # a code such as 3_1, which Python takes for 31
         raise ValueError
-    return list(map(float, cells))
+    return map(float, cells)
 
 
 def _getter(columns: Sequence[int]) -> Callable[[list[str]], Sequence[str]]:

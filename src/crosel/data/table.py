@@ -305,8 +305,9 @@ def table_dataset(table: Table, settings: DataSettings, progress: OnImages | Non
     sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
         row = next((int(row) for row in train if labels[row] is None), 0)
-        scores = "; if the numbers are scores: --set data.format=scores" if "truth" in table.columns else ""
         place = table.place(row, "label")
+        guessed = table.titles.get("truth") == table.titles.get("label", "") and "json" not in table.path.suffix.lower()
+        scores = "; if the numbers are scores: --set data.format=scores" if guessed else ""
         raise UserError(f"{place}: no label, and there is no column 'candidates'; add one of them{scores}")
     check_test_labels(table, test, labels)
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
