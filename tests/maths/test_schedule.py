@@ -84,7 +84,7 @@ def test_a_restart_leaves_the_ramp_at_the_start_alone():
     ("settings", "says"),
     [
         ({"restart": 3, "schedule": "step"}, "works only with the cosine schedule"),
-        ({"restart": 5}, "there are only 5 epochs"),
+        ({"restart": 5}, "the run has only 5 epochs"),
         ({"restart_lr": 0.1}, "restart_lr needs restart"),
     ],
 )
