@@ -361,6 +361,13 @@ def test_a_run_folder_is_no_data(extra: tuple[str, ...], tiny_run: TinyRun, cros
     assert_refused(crosel_cli("train", *extra, tiny_run.path), says)
 
 
+def test_the_plots_of_a_run_are_not_predicted(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    says = f"{tiny_run.path} is a run folder, not data; give the images themselves"
+    out = tmp_path / "new.csv"
+    assert_refused(crosel_cli("predict", tiny_run.path, tiny_run.path, "--out", out), says)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "other folder", "file"])
 def test_not_a_run_folder(kind: str, tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
     path = tmp_path / "thing"

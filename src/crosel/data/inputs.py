@@ -42,7 +42,9 @@ class Inputs:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The same as `list_images`, but there must be some."""
+    """The same as `list_images`, but there must be some, and not a run's own plots."""
+    if (folder / "config.yaml").is_file() and (folder / "metrics.jsonl").is_file():
+        raise UserError(f"{folder} is a run folder, not data; give the images themselves")
     images = list_images(folder)
     if not images:
         raise UserError(f"{folder}: there are no images in this folder; their names must end in .jpg, .png or the like")
