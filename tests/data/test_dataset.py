@@ -59,17 +59,17 @@ BAD_INPUTS = {
 }
 
 
-def refuses(reading, given, message):
-    """In one line that begins with the place."""
+def refusal(reading, given, message):
+    """The one line with which something is refused."""
     with pytest.raises(UserError, match=message) as caught:
         reading(given, "here: x")
-    assert one_line(caught).startswith("here: x: ")
+    return one_line(caught)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("name", BAD_INPUTS)
 def test_bad_inputs_are_named_with_their_place(name):
-    refuses(as_inputs, *BAD_INPUTS[name])
+    assert refusal(as_inputs, *BAD_INPUTS[name]).startswith("here: x: ")
 
 
 def test_features_become_single_precision():
@@ -145,7 +145,7 @@ BAD_SETS = {
 
 @pytest.mark.parametrize("name", BAD_SETS)
 def test_bad_sets_are_named_with_their_place(name):
-    refuses(as_candidates, *BAD_SETS[name])
+    assert refusal(as_candidates, *BAD_SETS[name]).startswith("here: x: ")
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])

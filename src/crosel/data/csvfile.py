@@ -13,6 +13,7 @@ import numpy as np
 
 from crosel.data.dataset import Dataset
 from crosel.data.scores import score_table
+from crosel.data.sets import sets_dataset
 from crosel.data.settings import DataSettings, Format, OnImages
 from crosel.data.table import (
     ANNOTATOR,
@@ -25,7 +26,6 @@ from crosel.data.table import (
     refuse_our_labels,
     refuse_unnamed_images,
     split_rows,
-    table_dataset,
 )
 from crosel.data.text import NO_NAMES, CsvFile, is_number
 from crosel.data.vocabulary import NO_VOTE, label_names
@@ -288,5 +288,5 @@ def dataset_of(table: Table, kind: Format, settings: DataSettings, progress: OnI
             f"{table.place(int(tests[0]), 'split')}: votes and scores are for training; put test rows in the "
             "file of inputs: --set data.inputs=FILE"
         )
-    read = {"votes": long_votes, "wide-votes": wide_votes, "scores": score_table}.get(kind, table_dataset)
+    read = {"votes": long_votes, "wide-votes": wide_votes, "scores": score_table}.get(kind, sets_dataset)
     return read(table, settings, progress)

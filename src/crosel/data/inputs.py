@@ -42,13 +42,18 @@ class Inputs:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The same as `list_images`, but there must be some, and not a run's own plots."""
-    if (folder / "config.yaml").is_file() and (folder / "metrics.jsonl").is_file():
-        raise UserError(f"{folder} is a run folder, not data; give the images themselves")
+    """The same as `list_images`, but there must be some."""
+    refuse_run_folder(folder, "give the images themselves")
     images = list_images(folder)
     if not images:
         raise UserError(f"{folder}: there are no images in this folder; their names must end in .jpg, .png or the like")
     return images
+
+
+def refuse_run_folder(folder: Path, remedy: str) -> None:
+    """Its plots would pass for images."""
+    if (folder / "config.yaml").is_file() and (folder / "metrics.jsonl").is_file():
+        raise UserError(f"{folder} is a run folder, not data; {remedy}")
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -131,11 +131,11 @@ def _read(source: str, settings: DataSettings, progress: OnImages | None) -> Dat
 def _read_folder(path: Path, settings: DataSettings, progress: OnImages | None) -> Dataset:
     from crosel.data import cifar
     from crosel.data.folder import read_folder
+    from crosel.data.inputs import refuse_run_folder
 
     if (path / "data_batch_1").is_file():
         return cifar.read_cifar10(path)
     if (path / "train").is_file() and (path / "meta").is_file():
         return cifar.read_cifar100(path)
-    if (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file():  # its plots would pass for a class
-        raise UserError(f"{path} is a run folder, not data; to continue it: crosel train --resume --out {path}")
+    refuse_run_folder(path, f"to continue it: crosel train --resume --out {path}")
     return read_folder(path, settings, progress)

@@ -1,4 +1,4 @@
-"""Rows of a csv or jsonl file in memory: the columns with a meaning, and numbers; and what they become."""
+"""Rows of a csv or jsonl file in memory: the columns with a meaning, and numbers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.dataset import Array, Dataset, make_dataset
-from crosel.data.images import SUFFIXES, bad_inputs_note, read_usable_images
+from crosel.data.dataset import Array
+from crosel.data.images import SUFFIXES, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.vocabulary import (
-    EMPTY,
-    Vocabulary,
-    alike,
-    check_cells,
-    label_name,
-    label_names,
-    label_weights,
-    looks_joined,
-    looks_listed,
-    may_be_unknown,
-    set_matrix,
-)
+from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
 from crosel.limits import shown, spoils_lines
 
@@ -40,11 +28,9 @@ MEANINGS = {
 }  # fmt: skip
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
-_TRUTH = {"target", "targets", "class", "labels", "y", "y_true", "true_label", "ground_truth"}
 OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
 ALL_ROWS = "a task must have the same in all its rows"
 _SETS = {"candidates", "weight"}  # meanings with which a row is an example with its set
-_NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name
 T = TypeVar("T")
 
 
@@ -220,7 +206,7 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
     return read_usable_images(paths, settings, places, table.path, progress)
 
 
-def _split(cell: Any) -> bool:
+def is_test_row(cell: Any) -> bool:
     """Whether a row is for testing."""
     word = cell.strip().lower() if isinstance(cell, str) else "train" if cell is None else ""
     if word not in ("train", "test", "") or (word == "" and not isinstance(cell, str)):
@@ -236,7 +222,7 @@ def split_rows(table: Table) -> tuple[Array, Array]:
     """Rows for training and for testing."""
     if "split" not in table.columns:
         return np.arange(table.n), np.arange(0)
-    test = np.array(table.parsed("split", _split), dtype=bool)
+    test = np.array(table.parsed("split", is_test_row), dtype=bool)
     if test.all():
         raise UserError(f"{table.path}: all rows are for testing; leave some for training (train in column 'split')")
     return np.flatnonzero(~test), np.flatnonzero(test)
@@ -267,14 +253,6 @@ def index_of(name: str, vocabulary: Vocabulary, place: Callable[[int, str], str]
         raise UserError(f"{place(row, meaning)}: {error}") from None
 
 
-def _may_be_truth(names: Sequence[str]) -> list[str]:
-    """Features with a name that tools give to true labels; but y beside x is a place."""
-    small = [name.lower() for name in names]
-    return [
-        name for name, word in zip(names, small, strict=True) if word in _TRUTH and not (word == "y" and "x" in small)
-    ]
-
-
 def with_truth(table: Table) -> Table:
     """True labels may be named as votes and scores name them."""
     if "truth" not in table.columns or "label" in table.columns:
@@ -283,178 +261,25 @@ def with_truth(table: Table) -> Table:
     return replace(table, columns=columns, titles={**table.titles, "label": table.titles["truth"]})
 
 
-def table_dataset(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
-    """Rows with candidates, or with plain labels."""
-    if settings.inputs is not None:
-        raise UserError(
-            f"{table.path}, line 1: data.inputs is for votes and scores; rows with candidates or labels hold their "
-            "inputs themselves: leave data.inputs out, and add a column 'path' or columns of numbers"
-        )
-    notes = [f"feature {shown(name)}: if it is the true label, name it 'label'" for name in _may_be_truth(table.names)]
-    if {"truth", "label"} <= table.columns.keys():
-        unused, used = shown(table.titles["truth"]), shown(table.titles["label"])
-        notes.append(f"column {unused} is not used: true labels are those in {used}; keep one of the two")
-    table = with_truth(table)
-    x: Array | None = None
-    if settings.skip_bad:
-        table, x = _usable(table, settings, progress, notes)
-    train, test = split_rows(table)
-    truth, labels = optional_labels(table, train)
-    if truth is None and any(labels[row] is not None for row in train):
-        notes.append("some rows have no label: true labels are not used")
-    sets, weights = _sets(table, train, settings.separator)
-    if sets is None and truth is None:
-        row = next((int(row) for row in train if labels[row] is None), 0)
-        place = table.place(row, "label")
-        guessed = table.titles.get("truth") == table.titles.get("label", "") and "json" not in table.path.suffix.lower()
-        scores = "; if the numbers are scores: --set data.format=scores" if guessed else ""
-        raise UserError(f"{place}: no label, and there is no column 'candidates'; add one of them{scores}")
-    check_test_labels(table, test, labels)
-    found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
-    found.update(name for pairs in weights or () for name in pairs)
-    vocabulary = Vocabulary(found, settings.classes)
-    notes += alike(vocabulary.classes)
-    if settings.classes is None:
-        notes += may_be_unknown(vocabulary.classes)
-    listed = looks_listed(vocabulary.classes)
-    notes += listed
-    if sets is not None and not listed and all(len(names) == 1 for names in sets):
-        notes += looks_joined(vocabulary.classes)
-    ids = _example_ids(table, notes)
-    matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
-    if x is None:
-        x, _ = table_inputs(table, settings, progress)
-
-    def indices(rows: Array) -> list[int]:
-        return [index_of(str(labels[row]), vocabulary, table.place, int(row), "label") for row in rows]
-
-    return make_dataset(
-        x if len(train) == table.n else x[train], matrix, y=None if truth is None else indices(train),
-        x_test=x[test] if len(test) else None, y_test=indices(test) if len(test) else None,
-        classes=vocabulary.classes, ids=None if ids is None else [ids[row] for row in train],
-        weights=weight_matrix, notes=tuple(notes), place=str(table.path), columns=table.feature_names,
-    )  # fmt: skip
-
-
-def _example_ids(table: Table, notes: list[str]) -> list[str] | None:
-    """Names for the examples; None: their numbers. Paths are names only where no two are the same."""
-    if "id" in table.columns:
-        return check_ids(table)
-    if "path" not in table.columns:
-        return table.columns.get(_NUMBER)
-    paths, first = _first_rows(table, "path")
-    again = [row for row in range(table.n) if first[row] != row]
-    if not again:
-        return paths
-    notes.append(
-        f"{table.place(again[0], 'path')}: the same image as in line {table.lines[first[again[0]]]} "
-        f"(repeated rows: {len(again)}), so examples are numbered; give them a column 'id', "
-        "or leave such rows out: --set data.skip_bad=true"
-    )
-    return None
-
-
-def _first_rows(table: Table, meaning: str) -> tuple[list[str], list[int]]:
+def first_rows(table: Table, meaning: str) -> tuple[list[str], list[int]]:
     """The cells of a column as text, and for each row the first that has the same."""
     names = [str(cell).strip() for cell in table.columns[meaning]]
     first: dict[str, int] = {}
     return names, [first.setdefault(name, row) for row, name in enumerate(names)]
 
 
-def _usable(table: Table, settings: DataSettings, progress: OnImages | None, notes: list[str]) -> tuple[Table, Array]:
-    """The rows that can be used, with their inputs; notes tell which were left out."""
-    tests = table.parsed("split", _split) if "split" in table.columns else [False] * table.n
-    if table.key is None:  # those that are kept go by the numbers that they had among all
-        numbers = np.cumsum(np.logical_not(tests)) - 1
-        table = replace(table, columns={**table.columns, _NUMBER: list(map(str, numbers))})
-    if "candidates" in table.columns:
-        sets = table.columns["candidates"]
-        empty = [not test and _is_blank(cell) for test, cell in zip(tests, sets, strict=True)]
-        table = _without(table, empty, "an empty set", notes)
-    table = without_repeated(table, notes)
-    x, bad = table_inputs(table, settings, progress)
-    notes += bad_inputs_note(bad)
-    good = [row for row in range(table.n) if row not in bad]
-    return (table.take(good), x[good]) if bad else (table, x)
-
-
 def without_repeated(table: Table, notes: list[str]) -> Table:
     """Of rows with one id (or path, where there are no ids) the first."""
     if table.key is None:
         return table
-    _, first = _first_rows(table, table.key)
-    return _without(table, [first[row] != row for row in range(table.n)], "the path or id of an earlier one", notes)
+    _, first = first_rows(table, table.key)
+    return without_rows(table, [first[row] != row for row in range(table.n)], "the path or id of an earlier one", notes)
 
 
-def _without(table: Table, left_out: Sequence[bool], what: str, notes: list[str]) -> Table:
+def without_rows(table: Table, left_out: Sequence[bool], what: str, notes: list[str]) -> Table:
     if not any(left_out):
         return table
     if all(left_out):
         raise UserError(f"{table.path}: no row can be used; all have {what}")
     notes.append(f"rows with {what}, left out: {sum(left_out)} ({table.place(left_out.index(True))})")
     return table.take([row for row, out in enumerate(left_out) if not out])
-
-
-Weights = list[dict[str, float]]
-
-
-def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ...]] | None, Weights | None]:
-    """Candidate sets and weights of the training rows; weights with names may stand for the sets."""
-    sets: list[tuple[str, ...]] | None = None
-    if "candidates" in table.columns:
-        train = _only(table, rows, "candidates")
-        sets = train.parsed("candidates", partial(_label_set, separator=separator))
-    if "weight" not in table.columns:
-        return sets, None
-    weights: Weights = []
-    for at, row in enumerate(rows):
-        try:
-            known = None if sets is None else sets[at]
-            weights.append(label_weights(table.columns["weight"][row], known, separator))
-        except ValueError as error:
-            raise UserError(f"{table.place(int(row), 'weight')}: {error}") from None
-    return sets or [tuple(name for name, weight in w.items() if weight > 0) for w in weights], weights
-
-
-def _is_blank(cell: Any) -> bool:
-    if isinstance(cell, list):
-        return all(item is None or item != item for item in cell)  # NaN differs from itself
-    return cell is None or (isinstance(cell, str) and cell.strip().lower() in EMPTY)
-
-
-def _label_set(cell: Any, separator: str) -> tuple[str, ...]:
-    if _is_blank(cell):
-        raise ValueError("an empty set; give it at least one label, or leave such rows out: --set data.skip_bad=true")
-    return label_names(cell, separator)
-
-
-def _only(table: Table, rows: Array, meaning: str) -> Table:
-    """A view of some rows of one column: rows for testing may leave their candidates blank."""
-    cells = table.columns[meaning]
-    lines = [table.lines[row] for row in rows]
-    return Table(table.path, lines, {meaning: [cells[row] for row in rows]}, table.titles)
-
-
-def _matrices(
-    table: Table, train: Array, sets: list[tuple[str, ...]] | None, weights: Weights | None, vocabulary: Vocabulary
-) -> tuple[NDArray[np.bool_] | None, NDArray[np.float32] | None]:
-    if sets is None:
-        return None, None
-    n, k = len(sets), len(vocabulary)
-    rows: list[int] = []
-    columns: list[int] = []
-    known: dict[tuple[str, ...], list[int]] = {}
-    for at, names in enumerate(sets):
-        if names not in known:
-            known[names] = [index_of(name, vocabulary, table.place, int(train[at]), "candidates") for name in names]
-        rows += [at] * len(names)
-        columns += known[names]
-    matrix = set_matrix(rows, columns, n, k, table.path)
-    if weights is None:
-        return matrix, None
-    check_cells(n, k, 4, table.path)
-    out = np.zeros((n, k), dtype=np.float32)
-    for at, pairs in enumerate(weights):
-        for name, weight in pairs.items():
-            out[at, index_of(name, vocabulary, table.place, int(train[at]), "weight")] = weight
-    return matrix, np.where(matrix, out, 0)
