@@ -96,11 +96,13 @@ def _without_votes(path: Path, session: Session) -> dict[str, Any]:
         return {}
     known = meanings(header, path)
     others = [header[column] for column in other_columns(header, known)]
-    features = (columns and set(columns) <= set(others)) or session.data.shape == (len(others),)
-    listed = "path" in known and not known.keys().isdisjoint({"label", "truth"})
-    plain = "worker" not in known and (listed or not others or features)
-    told = settings.format != "auto" or set(columns or ()) == set(others) or (listed and "label" not in known)
-    return {"annotators": None, "format": "table" if plain and told else settings.format}
+    has_features = (columns and set(columns) <= set(others)) or session.data.shape == (len(others),)
+    has_images = "path" in known and not known.keys().isdisjoint({"label", "truth"})
+    has_inputs_alone = "worker" not in known and (has_images or not others or has_features)
+    # The guess at a format would take numbers beside an id for scores, and words beside a path and `truth` for votes.
+    guess_may_fail = set(columns or ()) == set(others) or (has_images and "label" not in known)
+    as_table = has_inputs_alone and (settings.format != "auto" or guess_may_fail)
+    return {"annotators": None, "format": "table" if as_table else settings.format}
 
 
 def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
