@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from crosel.bench.cells import GRACE, CellResult, Options, Status, Watcher, last_row
 from crosel.bench.suite import Cell
+from crosel.child import child_command
 from crosel.files import disk_errors, make_folder
 
 POLL = 0.1  # seconds between looks at the processes
@@ -73,7 +73,7 @@ def devices(device: str, jobs: int) -> list[str]:
 def command(cell: Cell, folder: Path, device: str, parent: int) -> list[str]:
     """A cell as a command that lives no longer than the process `parent`, by which it must be started."""
     flags = ["--device", device, "--resume", "--out", str(folder)]
-    return [sys.executable, "-m", "crosel.bench.child", str(parent), "train", *cell.arguments, *flags]
+    return child_command(parent, "train", *cell.arguments, *flags)
 
 
 def start(cell: Cell, options: Options, device: str) -> Process:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from crosel.child import child_command
 from crosel.config import build_config
 from crosel.console import Console, percent
 from crosel.devices import pick_device
@@ -24,7 +25,6 @@ from crosel.run import RunFolder
 
 PRESET = "demo/digits"
 RULE = "uniform:q=0.3"
-CHILD = "crosel.bench.child"  # `crosel train`, but for the process that it ends with
 MARK = "crosel-demo"  # a folder with this file is a demo's, and may be made anew
 
 
@@ -83,7 +83,7 @@ def _in_background(method: str, out: Path, device: torch.device) -> Iterator[sub
     """Train by another method in a process of its own; it ends with the block, whatever happens there, or with us."""
     command = ["train", "digits", "--preset", PRESET, "--candidates", RULE, "--method", method]
     process = subprocess.Popen(
-        [sys.executable, "-m", CHILD, str(os.getpid()), *command, "--device", str(device), "--out", str(out)],
+        child_command(os.getpid(), *command, "--device", str(device), "--out", str(out)),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:

@@ -1,6 +1,6 @@
-"""A cell in a process of its own: `python -m crosel.bench.child PARENT train …` is `crosel train …`, but it stops,
-and saves its state, when the bench that started it is gone. A killed bench must not leave runs behind that nobody
-knows of and that hold their folders when it is started again."""
+"""A run in a process of its own: `python -m crosel.child PARENT train …` is `crosel train …`, but it stops, and saves
+its state, when the process that started it is gone. A killed bench must not leave runs behind that nobody knows of and
+that hold their folders when it is started again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import signal
 import sys
 import threading
 import time
+
+
+def child_command(parent: int, *arguments: str) -> list[str]:
+    """A command of crosel's that lives no longer than the process `parent`, by which it must be started."""
+    return [sys.executable, "-m", "crosel.child", str(parent), *arguments]
 
 
 def stop_without(parent: int) -> None:
