@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from, did_you_mean
 
 Bools = NDArray[np.bool_]
 _CHUNK = 1 << 22  # draws held at once: 32 MiB
@@ -228,7 +228,7 @@ def parse_rule(text: str) -> Rule:
     """Parse `name:key=value,key=value`, filling in defaults."""
     name, _, rest = text.partition(":")
     if name not in _RULES:
-        raise UserError(f"unknown candidate rule '{name}'{did_you_mean(name, _RULES)}; choose from {', '.join(_RULES)}")
+        raise UserError(f"unknown candidate rule '{name}'{choose_from(name, _RULES)}")
     known = _RULES[name]
     if name == "tree":
         key, _, file = rest.partition("=")

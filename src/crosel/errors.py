@@ -48,3 +48,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the nearest known name, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def choose_from(word: str, known: Iterable[str]) -> str:
+    """Return what follows a word that is none of the known ones: the nearest of them, and all."""
+    names = list(known)
+    return f"{did_you_mean(word, names)}; choose from {', '.join(names)}"

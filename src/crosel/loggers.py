@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from
 from crosel.session import Session
 from crosel.train import Row
 
@@ -74,7 +74,7 @@ def check_loggers(names: Iterable[str]) -> None:
     """Say what is wrong before a run begins."""
     for name in names:
         if name not in LOGGERS:
-            raise UserError(f"unknown logger '{name}'{did_you_mean(name, LOGGERS)}; choose from {', '.join(LOGGERS)}")
+            raise UserError(f"unknown logger '{name}'{choose_from(name, LOGGERS)}")
         _, module, package = LOGGERS[name]
         try:
             importlib.import_module(module)

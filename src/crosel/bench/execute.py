@@ -10,7 +10,7 @@ from crosel.bench.cells import CellResult, Executor, Options, standing
 from crosel.bench.local import run_local
 from crosel.bench.on_ray import find_ray, run_ray
 from crosel.bench.suite import Cell
-from crosel.errors import Interrupted, UserError, did_you_mean
+from crosel.errors import Interrupted, UserError, choose_from
 from crosel.files import make_folder
 from crosel.pipeline import stop_signals
 
@@ -19,7 +19,7 @@ EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 
 def find_executor(on: str) -> Executor:
     if on not in EXECUTORS:
-        raise UserError(f"--on {on}: unknown{did_you_mean(on, EXECUTORS)}; choose from {', '.join(EXECUTORS)}")
+        raise UserError(f"--on {on}: unknown{choose_from(on, EXECUTORS)}")
     if on == "ray":
         find_ray()  # before a folder is made for it
     return EXECUTORS[on]

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from
 
 ORACLE = "oracle_accuracy"  # needs true labels, so it must be asked for by name: --oracle
 SCORES = ("covering_rate", "approximated_accuracy", ORACLE)
@@ -63,10 +63,7 @@ def parse_search(content: Any, place: str) -> Search:
         raise UserError(f"{place}: search: 'space' names settings to try, as in method.gamma: {{low: 0.7, high: 0.99}}")
     score = content.get("score", SCORES[0])
     if score not in SCORES:
-        raise UserError(
-            f"{place}: search: unknown score '{score}'{did_you_mean(str(score), SCORES)}; "
-            f"choose from {', '.join(SCORES)}"
-        )
+        raise UserError(f"{place}: search: unknown score '{score}'{choose_from(str(score), SCORES)}")
     trials, seed = (_whole(content.get(name, default), name, place) for name, default in (("trials", 20), ("seed", 0)))
     if trials < 1:
         raise UserError(f"{place}: search: 'trials' must be at least 1")
@@ -108,6 +105,4 @@ def _whole(value: Any, name: str, place: str) -> int:
 def check_keys(content: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
     for key in content:
         if key not in known:
-            raise UserError(
-                f"{where}: unknown key '{key}'{did_you_mean(str(key), known)}; choose from {', '.join(known)}"
-            )
+            raise UserError(f"{where}: unknown key '{key}'{choose_from(str(key), known)}")

@@ -33,7 +33,7 @@ import yaml
 
 from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config, dotted
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from
 from crosel.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values
@@ -98,9 +98,7 @@ def read_suite(name: str) -> Suite:
         return parse_suite(content, name, f"suite '{name}'")
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
-        raise UserError(
-            f"unknown suite '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}, or give a YAML file"
-        )
+        raise UserError(f"unknown suite '{name}'{choose_from(name, known)}, or give a YAML file")
     return parse_suite(read_yaml(path), path.stem, str(path))
 
 

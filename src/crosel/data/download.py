@@ -23,7 +23,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 import crosel
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from
 from crosel.files import TEMPORARY, claim, disk_errors, make_folder, sync_folder
 from crosel.limits import one_line
 from crosel.redact import without_login
@@ -77,8 +77,7 @@ def get(name: str, to: Path, mirror: str | None = None, progress: OnBytes | None
     `mirror` (or the environment variable CROSEL_MIRROR) is the address of another folder with the same files.
     """
     if name not in DATASETS:
-        near = did_you_mean(name, DATASETS)
-        raise UserError(f"unknown dataset '{name}'{near}; choose from {', '.join(DATASETS)}")
+        raise UserError(f"unknown dataset '{name}'{choose_from(name, DATASETS)}")
     mirror = mirror or os.environ.get(MIRROR) or None
     if mirror is not None and urlsplit(mirror).scheme not in ("http", "https"):
         raise UserError(f"mirror '{without_login(mirror)}': expected an address that begins with http:// or https://")

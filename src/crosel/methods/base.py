@@ -37,7 +37,7 @@ from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from crosel.distributed import ONE, World
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from
 from crosel.settings import Settings
 
 
@@ -281,7 +281,7 @@ def find_method(name: str) -> type[Method]:
     if name in _FAULTY:
         raise UserError(f"method '{name}': {_FAULTY[name]}; fix or remove that package")
     if name not in known:
-        raise UserError(f"unknown method '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}")
+        raise UserError(f"unknown method '{name}'{choose_from(name, known)}")
     return known[name]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError, choose_from
 from crosel.files import atomic_write, folder_of
 from crosel.tables.build import Row, Table, build
 from crosel.tables.collect import Collection, Run, collect
@@ -38,7 +38,7 @@ def pick_format(form: str | None, out: Path | None = None) -> str:
             raise UserError(f"{out}: use one of the endings {', '.join(ENDINGS)}, or add --format")
         return ENDINGS[out.suffix.lower()]
     if form not in FORMATS:
-        raise UserError(f"unknown format '{form}'{did_you_mean(form, FORMATS)}; choose from {', '.join(FORMATS)}")
+        raise UserError(f"unknown format '{form}'{choose_from(form, FORMATS)}")
     return form
 
 
