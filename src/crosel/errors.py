@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -42,6 +42,12 @@ def tell(text: str) -> None:
 def counted(n: int, what: str) -> str:
     """1 class, 2 classes, 1,000 examples."""
     return f"{n:,} {what}{'' if n == 1 else 'es' if what.endswith('s') else 's'}"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """a, b, c and 5 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

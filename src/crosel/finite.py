@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from crosel.errors import Diverged
+from crosel.errors import Diverged, some_of
 from crosel.optimiser import optimiser_state
 
 if TYPE_CHECKING:
@@ -82,12 +82,11 @@ def diverged(session: Session, epoch: int, what: str, step: int | None = None) -
         step = session.progress.step - 1 if count is None else min(int(count), session.progress.step - 1)
     rows = _batch(session, step)
     ids = [session.data.example_id(int(row)) for row in rows]
-    more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
     saved = "the last checkpoint is intact" if epoch > 1 else "no epoch has been saved yet"
     error = Diverged(
         f"{what} at step {step + 1} of {session.steps} of epoch {epoch}; {saved}. Likely cause: "
         f"{_likely_cause(session, rows)}; or skip such batches (--set train.bad_batches=skip). "
-        f"Examples in the batch: {', '.join(ids[:_SHOWN_IDS])}{more}"
+        f"Examples in the batch: {some_of(ids, _SHOWN_IDS)}"
     )
     error.ids = tuple(ids)
     return error

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from crosel.data.dataset import Dataset
-from crosel.errors import counted
+from crosel.errors import counted, some_of
 
 _CELLS = 1 << 24  # looked at in one go: 16 MiB
 _NAMED = 10  # names that a line lists before it counts
@@ -55,9 +54,9 @@ class Summary:
         """What no method can learn from these sets; also said when a run begins."""
         out = ["there is only one class, so there is nothing to learn"] if self.k == 1 else []
         if self.never:
-            out.append(f"labels in no set: {_list(self.never)}")
+            out.append(f"labels in no set: {some_of(self.never, _NAMED)}")
         for group in self.together[:_NAMED]:
-            out.append(f"always in the same sets, so nothing tells them apart: {_list(group)}")
+            out.append(f"always in the same sets, so nothing tells them apart: {some_of(group, _NAMED)}")
         if len(self.together) > _NAMED:
             out.append(f"… and {len(self.together) - _NAMED} more such groups")
         return out
@@ -65,11 +64,6 @@ class Summary:
 
 def _share(count: int, n: int) -> str:
     return f"{count:,} ({100 * count / n:.1f} %)"
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _histogram(sizes: dict[int, int]) -> str:

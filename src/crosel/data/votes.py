@@ -41,7 +41,7 @@ from crosel.data.vocabulary import (
     looks_listed,
     may_be_unknown,
 )
-from crosel.errors import UserError
+from crosel.errors import UserError, some_of
 from crosel.limits import shown
 
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
@@ -263,5 +263,4 @@ def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return ", ".join(map(shown, names[:20])) + more
+    return some_of([shown(name) for name in names], 20)
