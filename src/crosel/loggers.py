@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from crosel.errors import UserError, choose_from
 from crosel.session import Session
@@ -63,11 +64,8 @@ def _project() -> str | None:
     return None if os.environ.get("WANDB_PROJECT") else "crosel"
 
 
-# name -> (class, module that must be there, what to install)
-LOGGERS: dict[str, tuple[Callable[[Path, Session], Logger], str, str]] = {
-    "tensorboard": (TensorBoard, "tensorboard", "tensorboard"),
-    "wandb": (WeightsAndBiases, "wandb", "wandb"),
-}
+# Each is named as the package that it needs.
+LOGGERS: dict[str, Callable[[Path, Session], Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def check_loggers(names: Iterable[str]) -> None:
@@ -75,11 +73,10 @@ def check_loggers(names: Iterable[str]) -> None:
     for name in names:
         if name not in LOGGERS:
             raise UserError(f"unknown logger '{name}'{choose_from(name, LOGGERS)}")
-        _, module, package = LOGGERS[name]
         try:
-            importlib.import_module(module)
+            importlib.import_module(name)
         except ImportError:
-            raise UserError(f"--logger {name} needs {package}, which is not installed: pip install {package}") from None
+            raise UserError(f"--logger {name} needs {name}, which is not installed: pip install {name}") from None
 
 
 class LoggerWatcher:
@@ -88,18 +85,18 @@ class LoggerWatcher:
     def __init__(self, name: str, folder: Path, session: Session, say: Say) -> None:
         self._name, self._say = name, say
         self._logger: Logger | None = None
-        self._try(lambda: LOGGERS[name][0](folder, session), keep=True)
+        with self._switched_off_by_errors():
+            self._logger = LOGGERS[name](folder, session)
 
-    def _try(self, work: Callable[[], Any], keep: bool = False) -> None:
+    @contextmanager
+    def _switched_off_by_errors(self) -> Iterator[None]:
         try:
-            result = work()
+            yield
         except Exception as error:  # a server that is away, a full disk: their own errors, of any kind
             self._logger = None
             lines = str(error).splitlines()
             reason = lines[0] if lines else type(error).__name__
             self._say(f"{self._name} failed ({reason}) and is switched off; metrics.jsonl has everything")
-        else:
-            self._logger = result if keep else self._logger
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         pass
@@ -108,12 +105,13 @@ class LoggerWatcher:
         pass
 
     def on_epoch(self, session: Session, row: Row) -> None:
-        logger = self._logger
-        if logger is not None:
+        if self._logger is not None:
             numbers = {name: float(v) for name, v in row.items() if isinstance(v, int | float) and name != "epoch"}
-            self._try(lambda: logger.log(int(row["epoch"]), numbers))
+            with self._switched_off_by_errors():
+                self._logger.log(int(row["epoch"]), numbers)
 
     def close(self) -> None:
         if self._logger is not None:
-            self._try(self._logger.close)
+            with self._switched_off_by_errors():
+                self._logger.close()
             self._logger = None
