@@ -6,7 +6,7 @@ gradient late; and what exists can be put back after a bad step, and restored in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,7 +82,11 @@ def copies_kept(settings: TrainSettings) -> int:
 
 def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor]:
     """By parameter name, as in `momentum.networks.0.stem.weight`: independent of how torch numbers its state."""
-    return dict(_named(optimiser, module))
+    return {
+        f"{_KEPT[theirs]}.{name}": tensor
+        for name, p in module.named_parameters()
+        for theirs, tensor in optimiser.state.get(p, {}).items()
+    }
 
 
 def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -90,12 +94,6 @@ def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[
     check_fit({name: tensors[name] for name in state if name in tensors}, state)
     for name, now in state.items():
         now.copy_(tensors[name])
-
-
-def _named(optimiser: Optimiser, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, p in module.named_parameters():
-        for theirs, tensor in optimiser.state.get(p, {}).items():
-            yield f"{_KEPT[theirs]}.{name}", tensor
 
 
 def _channels_last(t: Tensor) -> bool:
