@@ -162,5 +162,5 @@ def test_what_fails_leaves_no_parts_behind() -> None:
     with one_pass(), pytest.raises(RuntimeError):
         apart(network, torch.zeros(2, 5, 4, 4), torch.zeros(2, 5, 4, 4))  # five channels instead of three
     with fused.parts((1, 2)), fused.parts((3,)):
-        assert fused._current_parts() == (3,)
-    assert fused._current_parts() == ()
+        assert fused._asked.parts == (3,)
+    assert fused._asked.parts == ()

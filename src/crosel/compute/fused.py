@@ -40,41 +40,42 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
 MOST_PARTS = 3  # that the kernels know of
-_wanted = threading.local()
-_parts = threading.local()
 _tickets: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+
+
+class _Asked(threading.local):
+    """What the blocks around a pass have asked for."""
+
+    wanted = False
+    parts: tuple[int, ...] = ()
+
+
+_asked = _Asked()
 
 
 @contextmanager
 def use(wanted: bool) -> Iterator[None]:
     """Take the kernels (where there are any) inside this block, or leave them alone."""
-    before = getattr(_wanted, "value", False)
-    _wanted.value = wanted
+    before, _asked.wanted = _asked.wanted, wanted
     try:
         yield
     finally:
-        _wanted.value = before
+        _asked.wanted = before
 
 
 @contextmanager
 def parts(sizes: Sequence[int]) -> Iterator[None]:
     """In training mode, batch norm inside this block takes each part of the batch by itself: so many examples each."""
-    before = _current_parts()
-    _parts.value = tuple(sizes)
+    before, _asked.parts = _asked.parts, tuple(sizes)
     try:
         yield
     finally:
-        _parts.value = before
-
-
-def _current_parts() -> tuple[int, ...]:
-    sizes: tuple[int, ...] = getattr(_parts, "value", ())
-    return sizes
+        _asked.parts = before
 
 
 def available(x: Tensor) -> bool:
     """Whether kernels will be taken for tensors on this one's device."""
-    return kernels is not None and getattr(_wanted, "value", False) and (x.is_cuda or kernels.INTERPRETED)
+    return kernels is not None and _asked.wanted and (x.is_cuda or kernels.INTERPRETED)
 
 
 def norm_relu(x: Tensor, norm: nn.Module) -> Tensor:
@@ -98,7 +99,7 @@ def add_norm_relu(x: Tensor, residual: Tensor | None, norm: nn.Module) -> tuple[
 def _fits(x: Tensor, norm: nn.Module) -> bool:
     return (
         available(x)
-        and len(_current_parts()) <= MOST_PARTS
+        and len(_asked.parts) <= MOST_PARTS
         and type(norm) is nn.BatchNorm2d
         and norm.affine
         and norm.track_running_stats
@@ -108,9 +109,8 @@ def _fits(x: Tensor, norm: nn.Module) -> bool:
 
 
 def _normalised(x: Tensor, norm: nn.Module) -> Tensor:
-    sizes = _current_parts()
-    if len(sizes) > 1 and norm.training:
-        return torch.cat([norm(part) for part in torch.split(x, list(sizes))])
+    if len(_asked.parts) > 1 and norm.training:
+        return torch.cat([norm(part) for part in torch.split(x, list(_asked.parts))])
     out: Tensor = norm(x)
     return out
 
@@ -123,7 +123,7 @@ class _Fused(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, weight: Tensor, bias: Tensor
     ) -> Any:
         ctx.set_materialize_grads(False)
-        plan = _plan(x, _current_parts())
+        plan = _plan(x, _asked.parts)
         total, mean, var = _moments(x, residual, norm, plan)
         out = _apply(total, mean, var, norm, plan)
         ctx.save_for_backward(total, mean, var, weight, bias)
