@@ -17,7 +17,7 @@ from crosel.bank import agreed_labels, label_is_candidate
 from crosel.csv_cells import csv_line, join_names, split_names, unguard
 from crosel.data import Dataset
 from crosel.data.dataset import only_rows
-from crosel.data.images import SUFFIXES
+from crosel.data.images import ends_as_image
 from crosel.data.text import read_json
 from crosel.errors import UserError, tell
 from crosel.files import atomic_write_with
@@ -199,7 +199,7 @@ def write_labels(table: LabelTable, path: Path, label_studio: LabelStudio | None
 def _check_images(data: Dataset, names: LabelStudio, path: Path) -> None:
     """Label Studio would look for an image under each id, unless it is told of another field, or knows the tasks."""
     name = data.example_id(0).partition("?")[0]
-    if names.tasks is not None or names.data_key != LabelStudio.data_key or Path(name[-10:]).suffix.lower() in SUFFIXES:
+    if names.tasks is not None or names.data_key != LabelStudio.data_key or ends_as_image(name):
         return
     carry_over = "to keep the tasks of a project, with their ids, give its export: --tasks EXPORT.json"
     if not data.is_image:

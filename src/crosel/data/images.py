@@ -25,6 +25,11 @@ OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 
 
+def ends_as_image(text: str) -> bool:
+    """Whether a text ends as the paths of images do. Only its end is looked at: it may be long, and no path at all."""
+    return Path(text[-10:]).suffix.lower() in SUFFIXES
+
+
 def _flatten(image: Any) -> Any:
     """Modes whose conversion by Pillow would lose the picture: 16 bits and floats are clipped, alpha is ignored."""
     if image.mode.startswith("I") or image.mode == "F":

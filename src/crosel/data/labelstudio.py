@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from crosel.data.dataset import Dataset
-from crosel.data.images import SUFFIXES
+from crosel.data.images import ends_as_image
 from crosel.data.inputs import join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import image_root
@@ -43,7 +43,7 @@ def _find_image(data: dict[str, Any]) -> str | None:
     if isinstance(data.get("image"), str):
         return str(data["image"])
     for value in data.values():
-        if isinstance(value, str) and Path(value[-10:]).suffix.lower() in SUFFIXES:
+        if isinstance(value, str) and ends_as_image(value):
             return value
     return None
 

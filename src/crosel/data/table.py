@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array
-from crosel.data.images import SUFFIXES, read_usable_images
+from crosel.data.images import ends_as_image, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
@@ -125,7 +125,7 @@ def are_votes(known: Collection[str]) -> bool:
 def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:
     """Columns that are taken for features or votes, although the first row has the name of an image there."""
     for name, cell in row.items():
-        if isinstance(cell, str) and Path(cell.strip()[-10:]).suffix.lower() in SUFFIXES:
+        if isinstance(cell, str) and ends_as_image(cell.strip()):
             raise UserError(
                 f"{place}, column {shown(name)}: {shown(cell)} seems to be an image; name the column 'path', or drop it"
             )
@@ -188,18 +188,17 @@ def image_root(settings: DataSettings, path: Path) -> Path:
 def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> tuple[Array, dict[int, str]]:
     """Inputs of all rows: feature columns, or the images that a column names, with those that `data.skip_bad` leaves
     out (`read_usable_images`)."""
-    meaning = "path"
     if table.features is not None and table.features.shape[1]:
         return table.features, {}
-    if meaning not in table.columns:
+    if "path" not in table.columns:
         name = table.titles.get("id")
         hint = f"; if {shown(name)} holds the names of images, name it 'path'" if name else ""
         raise UserError(
             f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers{hint}"
         )
     root = image_root(settings, table.path)
-    paths = table.parsed(meaning, lambda cell: image_path(cell, root))
-    places = [table.place(row, meaning) for row in range(table.n)]
+    paths = table.parsed("path", lambda cell: image_path(cell, root))
+    places = [table.place(row, "path") for row in range(table.n)]
     if not (settings.skip_bad or paths[0].exists()):
         hint = "if paths are relative to another folder: --set data.image_root=FOLDER"
         raise UserError(f"{places[0]}: {shown(str(paths[0]))}: no such image file; {hint}")
