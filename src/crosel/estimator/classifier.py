@@ -359,8 +359,6 @@ class CroSelClassifier(PartialLabelClassifier):
     networks : 2, or 1, which selects for itself.
     """
 
-    method = "crosel"
-
     def __init__(
         self,
         *,
@@ -384,10 +382,11 @@ class CroSelClassifier(PartialLabelClassifier):
         device: str = "auto",
         verbose: bool | None = None,
     ) -> None:
-        # Not super().__init__(): it would set `method`, which is no parameter here.
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
+        super().__init__(
+            "crosel", epochs=epochs, batch_size=batch_size, lr=lr, network=network, method_settings=method_settings,
+            train_settings=train_settings, augment_settings=augment_settings, network_settings=network_settings,
+            classes=classes, random_state=random_state, device=device, verbose=verbose,
+        )  # fmt: skip
         self.warmup = warmup
         self.gamma = gamma
         self.bank_length = bank_length
@@ -395,15 +394,6 @@ class CroSelClassifier(PartialLabelClassifier):
         self.temperature = temperature
         self.alpha = alpha
         self.networks = networks
-        self.network = network
-        self.method_settings = method_settings
-        self.train_settings = train_settings
-        self.augment_settings = augment_settings
-        self.network_settings = network_settings
-        self.classes = classes
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
 
     def _method_values(self) -> dict[str, Any]:
         values = super()._method_values()
