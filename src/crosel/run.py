@@ -161,17 +161,12 @@ class RunFolder:
 
     def write_candidates(self, data: Dataset, corrected: Sequence[int] = ()) -> None:
         """The drawn sets are part of the run: they are saved once and read back ever after."""
-        arrays: dict[str, Any] = {
-            "candidates": data.candidates, "classes": np.array(data.classes), "shape": np.array(data.shape),
-            "data": np.array(data.fingerprint()), "corrected": np.array(corrected, np.int64),
+        values: dict[str, Any] = {
+            "candidates": data.candidates, "classes": data.classes, "shape": data.shape, "data": data.fingerprint(),
+            "corrected": np.array(corrected, np.int64), "y": data.y, "ids": data.ids, "columns": data.columns,
         }  # fmt: skip
-        if data.y is not None:
-            arrays["y"] = data.y
-        if data.ids is not None:
-            arrays["ids"] = np.array(data.ids)
-        if data.columns is not None:
-            arrays["columns"] = np.array(data.columns)
-        atomic_write_with(self / "candidates.npz", lambda stream: np.savez_compressed(stream, **arrays))
+        present = {name: value for name, value in values.items() if value is not None}
+        atomic_write_with(self / "candidates.npz", lambda stream: np.savez_compressed(stream, **present))
 
     def read_candidates(self) -> SavedSets:
         path = self / "candidates.npz"

@@ -23,16 +23,13 @@ def _outside(x: Array) -> Array:
 
 def write_npz(data: Dataset, out: Path) -> None:
     """Write everything that training needs; votes and scores have become candidate sets and weights."""
-    arrays: dict[str, Any] = {
-        "x": _outside(data.x), "candidates": data.candidates, "classes": np.array(data.classes), "y": data.y,
-        "x_test": None if data.x_test is None else _outside(data.x_test), "y_test": data.y_test,
-        "ids": None if data.ids is None else np.array(data.ids), "weights": data.weights,
-        "columns": None if data.columns is None else np.array(data.columns),
-        "groups": None if data.groups is None else np.array(data.groups),
-        "mean": None if data.mean is None else np.array(data.mean),
-        "std": None if data.std is None else np.array(data.std), "flips": np.array(data.flips),
+    values: dict[str, Any] = {
+        "x": _outside(data.x), "candidates": data.candidates, "classes": data.classes, "y": data.y,
+        "x_test": None if data.x_test is None else _outside(data.x_test), "y_test": data.y_test, "ids": data.ids,
+        "weights": data.weights, "columns": data.columns, "groups": data.groups, "mean": data.mean, "std": data.std,
+        "flips": data.flips,
     }  # fmt: skip
-    present = {name: array for name, array in arrays.items() if array is not None}
+    present = {name: value for name, value in values.items() if value is not None}
     atomic_write_with(out, lambda stream: np.savez(stream, **present))
 
 
