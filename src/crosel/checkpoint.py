@@ -48,22 +48,21 @@ class Found:
     damaged: list[Path]
 
 
-def save(
-    folder: Path, epoch: int, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
-) -> Path:
-    """Write the state after `epoch` whole epochs and `step` steps of the next; keep the newest `keep` files."""
-    return write(folder, epoch, step, copied(tensors), json.dumps(state), keep)
+def save(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> Path:
+    """Write a state, which says itself after how many epochs and steps of the next; keep the newest `keep` files."""
+    return write(folder, *_copied(tensors, state), keep)
 
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they are now, in the host's memory."""
-    plain = torch.contiguous_format
-    return {name: t.detach().to("cpu", copy=True, memory_format=plain) for name, t in tensors.items()}
+def _copied(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor], str]:
+    """All as it is now, in the host's memory: how far the run has come, the tensors, and the state as JSON."""
+    stage, plain = f"epoch-{state['epoch']:05d}-step-{state['step']:06d}", torch.contiguous_format
+    copies = {name: t.detach().to("cpu", copy=True, memory_format=plain) for name, t in tensors.items()}
+    return stage, copies, json.dumps(state)
 
 
-def write(folder: Path, epoch: int, step: int, tensors: dict[str, Tensor], state: str, keep: int) -> Path:
+def write(folder: Path, stage: str, tensors: dict[str, Tensor], state: str, keep: int) -> Path:
     content = safetensors.torch.save(tensors, metadata={"state": state})
-    path = folder / f"epoch-{epoch:05d}-step-{step:06d}-{_digest(content)}.safetensors"
+    path = folder / f"{stage}-{_digest(content)}.safetensors"
     atomic_write(path, content)
     prune(folder, keep)
     return path
@@ -81,11 +80,9 @@ class Writer:
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
-    def save(
-        self, folder: Path, epoch: int, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
-    ) -> None:
+    def save(self, folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> None:
         self.wait()  # never two copies in memory
-        values = folder, epoch, step, copied(tensors), json.dumps(state), keep
+        values = folder, *_copied(tensors, state), keep
         self._written = Event()
         # A thread and no pool of them: a pool takes no more work once the main thread has ended, and a run may be in
         # another. A daemon, so that a disk that hangs does not keep a process alive that has been told to end.

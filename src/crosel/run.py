@@ -244,12 +244,11 @@ class RunFolder:
 
     def on_state(self, session: Session) -> None:
         self.wait()
-        p = session.progress
         tensors, state = session.state()
         state["config"] = session.config.model_dump(mode="json")
         save = self._writer.save if writes_behind(session.device) else checkpoint.save
         with _SAVING:
-            save(self.checkpoints, p.epoch, p.step, tensors, state, session.config.train.keep_checkpoints)
+            save(self.checkpoints, tensors, state, session.config.train.keep_checkpoints)
 
     def wait(self) -> None:
         """Return when the last state is on the disk. Only then does its epoch get into the metrics."""

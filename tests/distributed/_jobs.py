@@ -65,7 +65,7 @@ class Recorder:
         p = session.progress
         save_file({k: v.contiguous() for k, v in tensors.items()}, self.out / f"{p.epoch}-{p.step}-rank{self.rank}.st")
         if self.rank == 0:
-            checkpoint.save(self.out, p.epoch, p.step, tensors, state, keep=9)
+            checkpoint.save(self.out, tensors, state, keep=9)
 
     def on_epoch(self, session: Session, row: Row) -> None:
         pass

@@ -104,7 +104,7 @@ def test_stopped_inside_an_epoch_it_goes_on_to_the_same_bits(name: str, graphs: 
         fit(stopped, (), stop)
     assert (stopped.progress.epoch, stopped.progress.step) == (1, 6)
     values, state = stopped.state()
-    checkpoint.save(tmp_path, 1, 6, values, state, keep=1)
+    checkpoint.save(tmp_path, values, state, keep=1)
     saved = checkpoint.load_newest(tmp_path).checkpoint
     assert saved is not None
     resumed = session_of(name, graphs)

@@ -280,7 +280,7 @@ def test_weights_of_other_code_are_refused_with_what_differs(part: str, tmp_path
     name = next(name for name in found.tensors if name.startswith(part) and found.tensors[name].ndim == 4)
     shape = list(found.tensors[name].shape)
     found.tensors[name] = found.tensors[name][:, :, :2].clone()
-    checkpoint.save(run / "checkpoints", 2, 0, found.tensors, found.state, keep=1)
+    checkpoint.save(run / "checkpoints", found.tensors, found.state, keep=1)
     before = snapshot(run)
     other = [*shape[:2], 2, shape[3]]
     says = f"{name.removeprefix('method.')} has shape {other}, but {shape} is needed; use the version of crosel, and"
@@ -298,7 +298,7 @@ def test_a_run_from_before_a_setting_was_there_goes_on(tiny_run: TinyRun, stoppe
     found = checkpoint.load_newest(stopped / "checkpoints").checkpoint
     assert found is not None
     assert found.state["config"]["method"].pop("least_selected") == 1
-    checkpoint.save(stopped / "checkpoints", 3, 0, found.tensors, found.state, keep=1)
+    checkpoint.save(stopped / "checkpoints", found.tensors, found.state, keep=1)
     config = stopped / "config.yaml"
     config.write_text(config.read_text().replace("  least_selected: 1\n", ""))
     result = crosel_cli("train", "--resume", "--out", stopped)

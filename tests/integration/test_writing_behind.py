@@ -57,7 +57,7 @@ def tensors() -> dict[str, torch.Tensor]:
 def test_what_is_written_is_what_was_there(tmp_path: Path, gate: Gate) -> None:
     """`save` returns before the write; what changes afterwards does not get in."""
     writer, values, state = checkpoint.Writer(), tensors(), dict(STATE, rows=[{"epoch": 1}])
-    writer.save(tmp_path, 1, 0, values, state, keep=2)
+    writer.save(tmp_path, values, state, keep=2)
     values["w"].zero_()
     state["rows"].append({"epoch": 2})
     assert not list(tmp_path.iterdir())
@@ -72,7 +72,7 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, gate: Gate) -> None:
 def test_one_after_the_other(tmp_path: Path) -> None:
     writer = checkpoint.Writer()
     for epoch in range(1, 6):
-        writer.save(tmp_path, epoch, 0, tensors(), dict(STATE, epoch=epoch), keep=2)
+        writer.save(tmp_path, tensors(), dict(STATE, epoch=epoch), keep=2)
         assert len([p for p in tmp_path.iterdir() if p.suffix == ".safetensors"]) <= 3
     writer.wait()
     writer.wait()  # nothing is left to wait for
@@ -82,10 +82,10 @@ def test_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asks", ["save", "wait"])
 def test_an_error_is_told_once_and_in_time(tmp_path: Path, asks: str) -> None:
     writer = checkpoint.Writer()
-    writer.save(tmp_path / "nowhere", 1, 0, tensors(), STATE, keep=2)
+    writer.save(tmp_path / "nowhere", tensors(), STATE, keep=2)
     with pytest.raises(UserError, match="the folder does not exist, or was removed"):
-        writer.wait() if asks == "wait" else writer.save(tmp_path, 2, 0, tensors(), STATE, keep=2)
-    writer.save(tmp_path, 2, 0, tensors(), STATE, keep=2)
+        writer.wait() if asks == "wait" else writer.save(tmp_path, tensors(), dict(STATE, epoch=2), keep=2)
+    writer.save(tmp_path, tensors(), dict(STATE, epoch=2), keep=2)
     writer.wait()
     assert [path.name[:11] for path in tmp_path.iterdir()] == ["epoch-00002"]
 
@@ -280,7 +280,7 @@ def test_without_another_thread_it_is_written_at_once(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
     writer = checkpoint.Writer()
-    writer.save(tmp_path, 1, 0, tensors(), STATE, keep=2)
+    writer.save(tmp_path, tensors(), STATE, keep=2)
     writer.wait()
     assert checkpoint.load_newest(tmp_path).checkpoint is not None
 
@@ -297,7 +297,7 @@ def run():
     threading.main_thread().join()
     writer = checkpoint.Writer()
     for epoch in (1, 2):
-        writer.save(Path({str(tmp_path)!r}), epoch, 0, {{"w": torch.zeros(2)}}, {{}}, keep=2)
+        writer.save(Path({str(tmp_path)!r}), {{"w": torch.zeros(2)}}, {{"epoch": epoch, "step": 0}}, keep=2)
     writer.wait()
 
 threading.Thread(target=run).start()

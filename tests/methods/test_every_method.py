@@ -106,7 +106,7 @@ def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
     s = session(name)
     fit(s)
     saved, state = s.state()
-    checkpoint.save(tmp_path, 2, 0, saved, state, keep=1)
+    checkpoint.save(tmp_path, saved, state, keep=1)
     other = session(name)
     assert bits(other) != bits(s)
     found = checkpoint.load_newest(tmp_path)
@@ -127,7 +127,7 @@ def test_resume_equals_a_straight_run(name: str, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         fit(broken, stop_requested=lambda: next(looks))
     assert (broken.progress.epoch, broken.progress.step) == (1, 3)
-    checkpoint.save(tmp_path, 1, 3, *broken.state(), keep=1)
+    checkpoint.save(tmp_path, *broken.state(), keep=1)
     resumed = session(name, epochs=3)
     found = checkpoint.load_newest(tmp_path)
     assert found.checkpoint is not None
