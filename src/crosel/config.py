@@ -120,6 +120,10 @@ class RunConfig(Settings):
     augment: AugmentSettings = AugmentSettings()
     train: TrainSettings = TrainSettings()
 
+    @property
+    def data_folder(self) -> Path | None:
+        return Path(self.data_dir) if self.data_dir else None
+
     def remarks(self) -> list[str]:
         """Settings that will not do what their names say, a line each."""
         return [*self.method.remarks(self.train.epochs), *self.train.remarks()]

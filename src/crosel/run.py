@@ -300,9 +300,8 @@ def load_run(
     folder = RunFolder(path)
     config = folder.read_config(say)
     if needs_data:
-        where = data_dir or (Path(config.data_dir) if config.data_dir else None)
         try:
-            data = load_data(config, where)
+            data = load_data(config, data_dir)
         except UserError as error:
             raise UserError(f"{error} (the run's settings are in {path / 'config.yaml'})") from None
         data = folder.with_candidates(with_classes_of(data, config.candidates))
@@ -329,16 +328,14 @@ def load_run(
 
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """The data that a config names. A run's own file that has moved is looked for in the folder that is given."""
-    folder = data_dir or (Path(config.data_dir) if config.data_dir else None)
-    return load(config.source, folder, config.data, progress)
+    return load(config.source, data_dir or config.data_folder, config.data, progress)
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
     """Name files so that the run can be repeated, resumed and used from any working folder."""
     update: dict[str, Any] = {"data": config.data.with_full_paths(), "candidates": full_rule(config.candidates)}
     if config.source not in NAMED:
-        folder = Path(config.data_dir) if config.data_dir else None
-        update["source"] = os.path.abspath(locate(config.source, folder))
+        update["source"] = os.path.abspath(locate(config.source, config.data_folder))
     if config.data_dir:
         update["data_dir"] = os.path.abspath(config.data_dir)
     return config.model_copy(update=update)

@@ -56,9 +56,9 @@ def run_suite(
 def _check_data(cells: Sequence[Cell]) -> None:
     """Refuse to begin where no cell has its data: each would fail for itself. As long as one has, it is run."""
     first: UserError | None = None
-    for source, data_dir in dict.fromkeys((cell.config.source, cell.config.data_dir) for cell in cells):
+    for source, folder in dict.fromkeys((cell.config.source, cell.config.data_folder) for cell in cells):
         try:
-            check_there(source, Path(data_dir) if data_dir else None)
+            check_there(source, folder)
             return
         except UserError as error:
             first = first or error
