@@ -163,7 +163,7 @@ def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
         table[row, list(tree.below[name])] = True
     names = {name: i for i, name in enumerate(tree.leaves)}
     leaf = np.array([names.get(name, -1) for name in data.classes], dtype=np.int64)
-    fine = data.y is None or bool((leaf[data.y] >= 0).all())
+    y, y_test = (_as_leaves(labels, leaf) for labels in (data.y, data.y_test))
     coarse: Array
     if data.candidates is not None:
         coarse = data.candidates
@@ -172,21 +172,24 @@ def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
     else:
         assert data.y is not None
         coarse = np.eye(len(data.classes), dtype=bool)[data.y]
-    sets = _expand(coarse, table)
-    weights = None if data.weights is None else data.weights @ (table / table.sum(axis=1, keepdims=True))
-    test = data.y_test is not None and bool((leaf[data.y_test] >= 0).all())
+    weights = None
+    if data.weights is not None:
+        weights = (data.weights @ (table / table.sum(axis=1, keepdims=True))).astype(np.float32)
     notes = [*data.notes]
-    if not fine:
+    if data.y is not None and y is None:
         notes.append("the labels are coarse: the true leaf is not known")
-    if data.y_test is not None and not test:
+    if data.y_test is not None and y_test is None:
         notes.append("the test labels are coarse: the test set is left out")
     return replace(
-        data, classes=tree.leaves, candidates=sets, votes=None, scores=None, groups=None, notes=tuple(notes),
-        weights=None if weights is None else weights.astype(np.float32),
-        y=leaf[data.y] if fine and data.y is not None else None,
-        x_test=data.x_test if test else None,
-        y_test=leaf[data.y_test] if test and data.y_test is not None else None,
+        data, classes=tree.leaves, candidates=_expand(coarse, table), votes=None, scores=None, groups=None,
+        notes=tuple(notes), weights=weights, y=y, x_test=None if y_test is None else data.x_test, y_test=y_test,
     )  # fmt: skip
+
+
+def _as_leaves(labels: NDArray[np.int64] | None, leaf: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The labels as numbers of leaves; None where one is coarse."""
+    fine = None if labels is None else leaf[labels]
+    return None if fine is None or (fine < 0).any() else fine
 
 
 def _expand(coarse: NDArray[np.bool_], table: NDArray[np.bool_]) -> NDArray[np.bool_]:
