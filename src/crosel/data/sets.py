@@ -77,13 +77,7 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)
     vocabulary = Vocabulary(found, settings.classes)
-    notes += alike(vocabulary.classes)
-    if settings.classes is None:
-        notes += may_be_unknown(vocabulary.classes)
-    listed = looks_listed(vocabulary.classes)
-    notes += listed
-    if sets is not None and not listed and all(len(names) == 1 for names in sets):
-        notes += looks_joined(vocabulary.classes)
+    notes += _doubtful_names(vocabulary.classes, sets, settings)
     ids = _example_ids(table, notes)
     matrix, weight_matrix = _matrices(table, train, sets, weights, vocabulary)
     if x is None:
@@ -98,6 +92,17 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
         classes=vocabulary.classes, ids=None if ids is None else [ids[row] for row in train],
         weights=weight_matrix, notes=tuple(notes), place=str(table.path), columns=table.feature_names,
     )  # fmt: skip
+
+
+def _doubtful_names(classes: Sequence[str], sets: list[tuple[str, ...]] | None, settings: DataSettings) -> list[str]:
+    """Notes, where the names of classes suggest that cells were meant otherwise than they were read."""
+    notes = alike(classes)
+    if settings.classes is None:
+        notes += may_be_unknown(classes)
+    if listed := looks_listed(classes):
+        return notes + listed
+    alone = sets is not None and all(len(names) == 1 for names in sets)
+    return notes + (looks_joined(classes) if alone else [])
 
 
 def _example_ids(table: Table, notes: list[str]) -> list[str] | None:
