@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
@@ -45,11 +45,12 @@ from crosel.errors import UserError, some_of
 from crosel.limits import shown
 
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
+Vote = tuple[int, str, int, str]  # example, label, and where it stands: row, column
 
 
 def votes_dataset(
     inputs: Inputs,
-    votes: Sequence[tuple[int, str, int, str]],  # example, label, and where it stands: row, column
+    votes: Sequence[Vote],
     place: Callable[[int, str], str],  # how to call such a place in an error
     path: Path,
     settings: DataSettings,
@@ -145,12 +146,9 @@ def truth_of(
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     key = table.key or "id"
-    wanted = {"task": key, "worker": "worker", "label": "label"}
-    missing = [name for name, meaning in wanted.items() if meaning not in table.columns]
-    if missing:
-        raise UserError(
-            f"{table.path}, line 1: votes need the columns task, worker and label; {missing[0]!r} is missing"
-        )
+    for name, meaning in {"task": key, "worker": "worker", "label": "label"}.items():
+        if meaning not in table.columns:
+            raise UserError(f"{table.path}, line 1: votes need the columns task, worker and label; {name!r} is missing")
     tasks = table.parsed(key, partial(label_name, what="name"))
     no_vote, notes = no_votes(settings.classes), list[str]()
     labels = table.parsed("label", partial(_vote, no_vote=no_vote, separator=settings.separator))
@@ -164,50 +162,58 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
             notes.append(f"examples without a vote, left out: {alone}")
         notes += _told((cell for cell in table.columns["label"] if cell is not None), no_vote)
         table, tasks, labels = table.take(voted), [tasks[row] for row in voted], [labels[row] for row in voted]
-    workers = table.parsed("worker", partial(label_name, what="name"))
     first: dict[str, int] = {}  # task -> its first row
-    votes: list[tuple[int, str, int, str]] = []
-    example: dict[str, int] = {}
-    seen: dict[tuple[str, str, str], int] = {}
-    again = 0
     for row, task in enumerate(tasks):
         first.setdefault(task, row)
-        example.setdefault(task, len(example))
-        for label in labels[row]:
-            vote = (task, workers[row], label)
-            if vote in seen and settings.skip_bad:
-                again += 1
-                continue
-            if vote in seen:
-                what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
-                raise UserError(
-                    f"{table.place(row, 'label')}: {what} was already given in line {table.lines[seen[vote]]}{OR_SKIP}"
-                )
-            seen[vote] = row
-            votes.append((example[task], label, row, "label"))
-    rows = np.array(list(first.values()))
-    features = None
-    if table.features is not None:
-        features = table.features[rows]
-        other = (table.features != features[[example[task] for task in tasks]]).any(axis=1)
-        if other.any():
-            row = int(np.flatnonzero(other)[0])
-            line = table.lines[first[tasks[row]]]
-            raise UserError(
-                f"{table.place(row)}: the numbers for {shown(tasks[row])} differ from those in line {line}; {ALL_ROWS}"
-            )
+    votes = _distinct_votes(table, tasks, labels, settings.skip_bad)
+    features = _features_of(table, tasks, first)
     cells = None
     if "path" in table.columns and settings.inputs is None:
         said = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
         paths = _same(table, tasks, "path", said)
         cells = [paths.get(task, "") for task in first]
+    rows = list(first.values())
     inputs = join_inputs(
-        list(first), lambda at: table.place(int(rows[at]), key), table.path, settings, progress, features, cells,
+        list(first), lambda at: table.place(rows[at], key), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
     truth = truth_of(table, tasks, "truth", no_vote, notes)
+    again = sum(map(len, labels)) - len(votes)
     notes += [f"repeated votes, left out: {again}"] if again else []
     return votes_dataset(inputs, votes, table.place, table.path, settings, truth, notes)
+
+
+def _distinct_votes(
+    table: Table, tasks: Sequence[str], labels: Sequence[tuple[str, ...]], skip_repeated: bool
+) -> list[Vote]:
+    """All votes of long rows. Nobody votes twice for one label of a task: that is an error, unless it is skipped."""
+    workers = table.parsed("worker", partial(label_name, what="name"))
+    example = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
+    votes: list[Vote] = []
+    seen: dict[tuple[str, str, str], int] = {}
+    for row, task in enumerate(tasks):
+        for label in labels[row]:
+            before = seen.setdefault((task, workers[row], label), row)
+            if before == row:
+                votes.append((example[task], label, row, "label"))
+            elif not skip_repeated:
+                what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
+                line = table.lines[before]
+                raise UserError(f"{table.place(row, 'label')}: {what} was already given in line {line}{OR_SKIP}")
+    return votes
+
+
+def _features_of(table: Table, tasks: Sequence[str], first: Mapping[str, int]) -> Array | None:
+    """The numbers in the first row of each task, which stand in its other rows again."""
+    if table.features is None:
+        return None
+    firsts = [first[task] for task in tasks]
+    other = (table.features != table.features[firsts]).any(axis=1)
+    if other.any():
+        row = int(other.argmax())
+        what = f"the numbers for {shown(tasks[row])} differ from those in line {table.lines[firsts[row]]}"
+        raise UserError(f"{table.place(row)}: {what}; {ALL_ROWS}")
+    return table.features[list(first.values())]
 
 
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
