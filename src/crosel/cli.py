@@ -243,9 +243,7 @@ def labels(
 
     check_ending(out, only_outside)  # before what may take minutes
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
-    names = ("candidates.npz", "selection.npz", "predictions.npz", "metrics.jsonl", "review.jsonl")
-    ours = (run / name for name in names)
-    keep_apart(out, session.config.source, session.config.data.inputs, tasks, *ours)
+    keep_apart(out, session.config.source, session.config.data.inputs, tasks, rewrites="labels.csv")
     if doubtful_first and out.absolute().parent.resolve() == run.resolve():  # whose labels.csv is read by row
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
     table = label_table(session, outside_gamma)

@@ -14,6 +14,9 @@ from typing import IO
 from crosel.errors import UserError
 
 TEMPORARY = ".writing-"
+_OF_A_RUN = {
+    "labels.csv", "candidates.npz", "selection.npz", "predictions.npz", "metrics.jsonl", "review.jsonl",
+}  # fmt: skip
 
 _REMEDIES = {
     errno.ENOSPC: "no space left on the device; free some and try again (a run continues with --resume)",
@@ -44,11 +47,13 @@ def disk_errors(path: Path, elsewhere: str = "choose another place with --out") 
         raise UserError(f"{path}: {remedy.replace('{elsewhere}', elsewhere)}") from None
 
 
-def keep_apart(out: Path, *sources: Path | str | None) -> None:
-    """Refuse to write over what is read."""
+def keep_apart(out: Path, *sources: Path | str | None, rewrites: str = "") -> None:
+    """Refuse to write over what is read, and over a file that a run lives by, except that which `rewrites` names."""
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
             raise UserError(f"{out}: this is the source itself; choose another name")
+    if out.name in _OF_A_RUN - {rewrites} and out.exists() and (out.parent / "config.yaml").exists():
+        raise UserError(f"{out}: this file belongs to the run; choose another name")
 
 
 def claim(handle: int, taken: str) -> None:

@@ -31,9 +31,14 @@ def check_bytes(count: int, what: str, place: object) -> None:
     bound = memory_bound()
     if count > bound:
         raise UserError(
-            f"{place}: {what} would take {count / 2**30:.1f} GiB of memory, more than the limit of "
-            f"{bound / 2**30:.1f} GiB (CROSEL_MEMORY_GB sets it)"
+            f"{place}: {what} would take {gib(count)} of memory, more than the limit of {gib(bound)} "
+            "(CROSEL_MEMORY_GB sets it)"
         )
+
+
+def gib(count: float) -> str:
+    """A number of bytes, for people."""
+    return f"{count / 2**30:.1f} GiB" if count >= 0.1 * 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def check_plain(path: Path) -> None:

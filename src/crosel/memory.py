@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crosel.errors import UserError
-from crosel.limits import memory_bound
+from crosel.limits import gib, memory_bound
 from crosel.optimiser import copies_kept
 
 if TYPE_CHECKING:
@@ -69,10 +69,6 @@ class Budget:
             "a step": self.step, "a pass": self.a_pass,
         }  # fmt: skip
         return f"{gib(self.total)} ({', '.join(f'{name} {gib(size)}' for name, size in parts.items() if size)})"
-
-
-def gib(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 0.1 * 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def free_memory(device: torch.device) -> int:

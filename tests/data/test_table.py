@@ -524,4 +524,7 @@ def test_too_many_classes_for_the_memory(tmp_path, monkeypatch):
     path = put(tmp_path / "d.csv", "candidates,f\n" + "".join(f"c{i},1\n" for i in range(3000)))
     assert read(path).candidates.shape == (3000, 3000)
     monkeypatch.setenv("CROSEL_MEMORY_GB", "0.005")
-    assert "a table of 3,000 examples and 3,000 classes would take" in refused(path)
+    assert (
+        "a table of 3,000 examples and 3,000 classes would take 8.6 MiB of memory, more than the limit of 5.1 MiB"
+        in (refused(path))
+    )

@@ -65,6 +65,15 @@ def test_with_inputs_elsewhere_other_columns_of_long_votes_may_hold_anything(tmp
     assert (data.votes.tolist(), data.x.tolist(), data.columns) == ([[1, 1], [0, 1]], [[1, 2], [3, 4]], ("f", "g"))
 
 
+def test_several_labels_in_one_vote_with_another_mark_are_told_of(tmp_path, features):
+    votes = put(tmp_path / "v.csv", "id,anna,ben\nt1,cat;dog,cat\nt2,dog,fox terrier\nt9,fox,dog\n")
+    note = read(votes, inputs=features).notes[-1]
+    assert note == "no vote has two labels, but 'cat;dog' looks like several; to split it: --set 'data.separator=\";\"'"
+    assert counted(read(votes, inputs=features, separator=";"))["t1", "dog"] == 1
+    votes.write_text("id,anna,ben\nt1,cat|dog,cat\nt2,dog,cat/dog\n")
+    assert not any("looks like" in note for note in read(votes, inputs=features).notes)
+
+
 def test_long_votes_as_jsonl(tmp_path, features):
     rows = [dict(zip(("task", "worker", "label"), vote, strict=True)) for vote in VOTES]
     data = read(put(tmp_path / "votes.jsonl", "\n".join(map(json.dumps, rows))), inputs=features)
@@ -297,7 +306,7 @@ def test_rows_of_one_task_may_not_name_different_images(tmp_path, features):
     assert "line 3, column 'path': 'b.png' for 't1', but line 2 has 'a.png'" in refused(path)
     assert read(path, inputs=features).n == 2, "where the images are not used, their names may be anything"
     assert read(put(path, votes.format(""))).n == 2
-    assert "line 4, column 'id': '' is not a path" in refused(
+    assert "line 4, column 'path': '' is not a path" in refused(
         put(path, "id,worker,label,path\na,a,c,a.png\n\nb,a,c,\n")
     )
 

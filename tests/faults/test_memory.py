@@ -14,7 +14,8 @@ from _support import CroselCli, TinyRun, small_arrays
 from crosel import memory
 from crosel.errors import UserError
 from crosel.host_rows import HostRows
-from crosel.memory import Budget, budget, check_budget, free_memory, gib, inputs_stay_on_host
+from crosel.limits import gib
+from crosel.memory import Budget, budget, check_budget, free_memory, inputs_stay_on_host
 from crosel.session import Session
 from crosel.train import fit
 

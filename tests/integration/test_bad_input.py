@@ -449,8 +449,12 @@ def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, cros
     assert_refused(predict("good.npz", tmp_path / "folder.csv"), "folder.csv: this is a folder; give a file name")
     assert_refused(crosel_cli("labels", run, "--out", tmp_path / "l.txt"), "labels are written as .csv, .jsonl or .npz")
     assert_refused(crosel_cli("eval", run, tmp_path / "shape.npz"), "shape.npz")
-    assert_refused(crosel_cli("eval", run, tmp_path / "other.npz"), "has classes a, b, c")
-    assert_refused(crosel_cli("eval", run, tmp_path / "no-y.npz"), "has no true labels (y) to compare with")
+    assert_refused(
+        crosel_cli("eval", run, tmp_path / "other.npz"), "other.npz has classes that the run does not know: a, b, c"
+    )
+    assert_refused(
+        crosel_cli("eval", run, tmp_path / "no-y.npz"), "no-y.npz has no true labels for every example (a column"
+    )
     assert not list(tmp_path.glob("*.txt"))
     assert not out.exists()
     assert not list(tmp_path.glob("**/.writing-*"))

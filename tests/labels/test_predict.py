@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +232,28 @@ def test_eval_is_told_how_another_source_is_read(
     assert "unknown setting 'data.imageroot'" in crosel_cli(*eval_, "--set", "data.imageroot=x").err
 
 
+def test_eval_finds_classes_by_their_names(tmp_path, monkeypatch, crosel_cli: CroselCli) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+    y, names = (x > 0).sum(axis=1), np.array(["fox", "cat", "dog"])
+    np.savez("train.npz", x=x, candidates=np.eye(3, dtype=bool)[y], classes=names)
+    training = ("--set", "train.epochs=4", "--set", "network.width=4", "--set", "train.batch_size=4")
+    assert crosel_cli("train", "train.npz", *training, "--out", "run").code == 0
+    np.savez("same.npz", x=x, y=y, classes=names)
+    np.savez("moved.npz", x=x, y=2 - y, classes=names[::-1])
+    np.savez("named.npz", x=x, y=names[y])  # sorted, that is
+    accuracy = {crosel_cli("eval", "run", f"{name}.npz", "--json").out for name in ("same", "moved", "named")}
+    assert len(accuracy) == 1
+    assert json.loads(accuracy.pop())["test_accuracy"] > 0.5
+    some = y < 2  # no dog
+    np.savez("some.npz", x=x[some], y=1 - y[some], classes=["cat", "fox"])
+    assert json.loads(crosel_cli("eval", "run", "some.npz", "--json").out)["examples"] == some.sum()
+    np.savez("other.npz", x=x, y=y, classes=["fox", "cat", "wolf"])
+    refused = crosel_cli("eval", "run", "other.npz")
+    known = "it knows fox, cat, dog; give the names of training (in an npz file: 'classes')"
+    assert refused.err == f"crosel: other.npz has classes that the run does not know: wolf; {known}\n"
+
+
 def test_eval_of_arrays_larger_than_image_files_may_be(tmp_path, monkeypatch, crosel_cli: CroselCli) -> None:
     monkeypatch.chdir(tmp_path)
     y = np.arange(8) % 2
@@ -319,6 +342,8 @@ UGLY = {
     "scores of images": ("csv", "id,x,y\na.png,0.5,0.7\nb.png,0.1,0.9\n"),
     "votes on rows": ("csv", "task,worker,label,f,g\na,v,x,1,-0\nb,v,y,3,4\na,w,y,1.0,0\n"),
     "votes on paths": ("csv", "id,path,worker,label\n1,a.png,v,x\n1,,w,y\n"),
+    "votes, the path late": ("csv", "id,path,worker,label\n1, ,v,x\n1,a.png,w,y\n1,,z,y\n2,b.png,v,x\n"),
+    "votes, a path missing": ("csv", "id,path,worker,label\n1,a.png,v,x\n2,,v,y\n2, ,w,y\n"),
     "an id of a number": ("jsonl", f'{{"id": 1.0, {SET}, "f": 1, "g": 2}}\n\n{{"id": 2, {SET}, "g": 4, "f": 3}}\n'),
     "an id of null": ("jsonl", f'{{"id": null, {SET}, "f": 1, "g": 2}}\n'),
     "an id of a list": ("jsonl", f'{{"id": ["a"], {SET}, "f": 1, "g": 2}}\n'),
@@ -723,11 +748,13 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
         ("labels", run, "--out", tasks, "--tasks", tasks),
         ("labels", run, "--out", run / "candidates.npz"),
         ("labels", run, "--out", run / "metrics.jsonl"),
+        ("predict", run, listed, "--out", run / "labels.csv"),
+        ("candidates", listed, "--out", run / "predictions.npz"),
         ("review", run, "--export", run / "review.jsonl"),
         ("labels", run, "--out", source),
     ):
         before = command[-1].read_bytes()
         refused = crosel_cli(*command)
         assert refused.code == 2
-        assert "this is the source itself" in refused.err
+        assert re.search("this is the source itself|this file belongs to the run", refused.err)
         assert command[-1].read_bytes() == before

@@ -67,10 +67,10 @@ def test_the_log_itself_is_read_and_half_lines_forgiven(tmp_path: Path) -> None:
         ("id,label\na,cta\n", r"line 2: 'cta' is not one of the 3 classes \(did you mean 'cat'"),
         ("id,label\na,cat\na,dog\n", "line 3: example 'a' has two labels"),
         ("id,name\na,cat\n", "line 1: there is no column 'label'"),
-        ("id,label\na\n", "line 2: the number of cells differs from the first line"),
-        ("id,label\na,cat,x,y\n", "line 2: the number of cells differs from the first line"),
-        ("", "line 1: there is no column 'id'"),
-        ("id,label\n\udcff,cat\n", "not a csv file in UTF-8"),
+        ("id,label\na\n", "line 2, column 1: 1 cell for 2 columns; fill in the rest"),
+        ("id,label\na,cat,x,y\n", "line 2, column 3: 4 cells for 2 columns; put a cell that contains the separator"),
+        ("", "line 1: cannot read '.csv' without a line of column names"),
+        ("id,label\n\udcff,cat\n", "line 2, column 1: not UTF-8 text; save it as UTF-8"),
     ],
 )
 def test_bad_corrections_are_told_with_their_place(tmp_path: Path, text: str, message: str) -> None:
@@ -78,6 +78,13 @@ def test_bad_corrections_are_told_with_their_place(tmp_path: Path, text: str, me
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=message):
         read_corrections(path, data())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["\ufeffid;label\r\na;cat\r\nb;\r\n", "id\tnote\tlabel\na\tclear, I think\tcat\n"])
+def test_corrections_may_come_from_any_spreadsheet(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.csv"
+    path.write_bytes(text.encode())
+    assert read_corrections(path, data()) == {0: data().classes.index("cat")}  # type: ignore[arg-type]
 
 
 def test_ids_that_several_have_missing_files_and_other_endings(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from crosel import metrics
@@ -75,16 +76,22 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
             f"{source} has examples of shape {other.shape}, but the run was trained on {session.data.shape}; "
             "give examples of that shape"
         )
-    if other.classes != session.data.classes[: len(other.classes)]:  # a file may lack the last few
-        ours, theirs = (", ".join(d.classes[:8]) for d in (session.data, other))
-        raise UserError(
-            f"{source} has classes {theirs}, …, but the run has {ours}, …; give the same classes in the same order"
-        )
     x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
     if x is None or y is None:
-        raise UserError(f"{source} has no true labels (y) to compare with; to get labels for it, use crosel predict")
+        what = "for every example (a column 'label', or an array y)"
+        raise UserError(f"{source} has no true labels {what}; to get labels for it, use crosel predict")
+    ours = {
+        name: j for j, name in enumerate(session.data.classes)
+    }  # a file may have them in another order, or lack some
+    unknown = [name for name in other.classes if name not in ours]
+    if unknown:
+        has, known = (", ".join(names[:8]) + ", …" * (len(names) > 8) for names in (unknown, session.data.classes))
+        raise UserError(
+            f"{source} has classes that the run does not know: {has}; it knows {known}; "
+            "give the names of training (in an npz file: 'classes')"
+        )
     tell_of_dark(session, int(x.max()), source, tell)
-    return x, y
+    return x, np.array([ours[name] for name in other.classes])[y]
 
 
 def _without_votes(path: Path, session: Session) -> dict[str, Any]:

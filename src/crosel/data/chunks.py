@@ -217,7 +217,7 @@ def _features(
 def _folder(path: Path, form: Form) -> Iterator[Chunk]:
     form.images(path)  # refuses before the folder is walked through
     images = images_in(path)
-    yield from _images(((image.relative_to(path).as_posix(), image, str(path)) for image in images), form, path)
+    yield from _images(((image.relative_to(path).as_posix(), image, "") for image in images), form, path)
 
 
 @dataclass(frozen=True)
@@ -245,20 +245,27 @@ class _Listing:
         return title
 
     def examples(self, content: Callable[[int, Any], Any]) -> Iterator[tuple[str, int, Any]]:
-        """(id, line, content) of each row; of votes on one example, of the first."""
+        """(id, line, content) of each row; of votes on one example, of the first that has some."""
         votes = are_votes({*self.titles, "label"})  # which is not needed here
         seen: dict[str, tuple[int, int]] = {}  # name -> line and digest of the first
+        blank: dict[str, int] = {}  # name -> line of the first, where no row has told the content yet
         for number, (line, row) in enumerate(self.rows):
             name, value = self._name(number, line, row), content(line, row)
+            if votes and (value is None or (isinstance(value, str) and not value.strip())):
+                if name not in seen:
+                    blank.setdefault(name, line)
+                continue
             if votes:
+                blank.pop(name, None)
                 digest = _digest(value)
                 before, same = seen.setdefault(name, (line, digest))
-                if value and digest != same:
+                if digest != same:
                     what = f"line {before} has something else for {shown(name)}"
                     raise UserError(f"{self.path}, line {line}: {what}; {ALL_ROWS}")
                 if before != line:
                     continue
             yield name, line, value
+        yield from ((name, line, "") for name, line in blank.items())  # refused, with the line
 
     def _name(self, number: int, line: int, row: Any) -> str:
         if "id" not in self.titles:

@@ -100,7 +100,7 @@ def read_images(
     """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
     pixels, bad = _read(paths, settings, places, cache_beside, None, to_the_end=False)
     if bad:
-        raise UserError(bad[min(bad)])
+        raise UserError(f"{bad[min(bad)]}; replace it, or leave it out")
     return pixels
 
 
@@ -142,7 +142,7 @@ def _read(
         cache.write(out, sorted(failed))
     bad: dict[int, str] = {}
     for row, error in failed.items():
-        place = f"{places[row]}: " if places is not None else ""
+        place = f"{places[row]}: " if places and places[row] else ""
         name = str(paths[row])
         bad[row] = f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(error)}"
     return out, bad

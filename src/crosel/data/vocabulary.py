@@ -207,17 +207,17 @@ def looks_listed(names: Iterable[str]) -> list[str]:
     return []
 
 
-def looks_joined(names: Sequence[str]) -> list[str]:
+def looks_joined(names: Sequence[str], what: str = "set", marks: str = ",;/| ") -> list[str]:
     """A note, where no set has two labels but one name looks like several labels with something between them."""
     known = set(names)
-    for mark in ",;/| ":
+    for mark in marks:
         several = {name: [part.strip() for part in name.split(mark)] for name in names if mark in name}
         # Of cat;dog and dog;fox, too; but a fox terrier and a red fox have one name each.
         lasts = {parts[-1] for parts in several.values() if parts[0] != parts[-1]} if mark != " " else set()
         for name, parts in several.items():
             if sum(part in known for part in parts) >= min(2, len(parts) - 1) or parts[0] in lasts:
                 split = _SEPARATOR.format(mark)
-                return [f"no set has two labels, but {shown(name)} looks like several; to split it: {split}"]
+                return [f"no {what} has two labels, but {shown(name)} looks like several; to split it: {split}"]
     return []
 
 

@@ -38,6 +38,7 @@ from crosel.data.vocabulary import (
     check_cells,
     label_name,
     label_names,
+    looks_joined,
     looks_listed,
     may_be_unknown,
 )
@@ -78,10 +79,14 @@ def votes_dataset(
     if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
         unused = "the images that ids name are not used, because there are columns of numbers"
         notes = [*notes, f"{unused}; to use the images, rename the column of ids to 'path'"]
+    one_each = len({(row, column) for _, _, row, column in votes}) == len(votes)
     notes = [
         *notes,
         *alike(vocabulary.classes),
         *looks_listed(vocabulary.classes),
+        *(
+            looks_joined(vocabulary.classes, "vote", ",;/|") if one_each else ()
+        ),  # most votes are for one label: no blank
         *(may_be_unknown(vocabulary.classes) if settings.classes is None else ()),
     ]
     data = make_dataset(
@@ -172,9 +177,9 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         said = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
         paths = _same(table, tasks, "path", said)
         cells = [paths.get(task, "") for task in first]
-    rows = list(first.values())
+    rows, told = list(first.values()), key if cells is None else "path"
     inputs = join_inputs(
-        list(first), lambda at: table.place(rows[at], key), table.path, settings, progress, features, cells,
+        list(first), lambda at: table.place(rows[at], told), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
     truth = truth_of(table, tasks, "truth", no_vote, notes)
@@ -245,8 +250,9 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         notes.append(f"votes: {_some(list(table.texts))}{features}")
         if settings.annotators is None:
             notes += _strangers({name: {v for cell in set(c) for v in known[cell]} for name, c in table.texts.items()})
+    told = "path" if "path" in table.columns and settings.inputs is None else table.key
     inputs = join_inputs(
-        names, lambda row: table.place(row, table.key), table.path, settings, progress, table.features,
+        names, lambda row: table.place(row, told), table.path, settings, progress, table.features,
         table.columns.get("path"), table.feature_names,
     )  # fmt: skip
     votes = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ import numpy as np
 
 from crosel.csv_cells import csv_line, unguard
 from crosel.data import Dataset
+from crosel.data.text import CsvFile
 from crosel.errors import UserError, did_you_mean, tell
 from crosel.files import atomic_write, folder_of, keep_apart
-from crosel.limits import MAX_LINE, shown
+from crosel.limits import shown
 from crosel.review.store import Decisions, read_lines, replay
 from crosel.run import RunFolder
 
@@ -71,9 +71,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
 def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
     number = {name: j for j, name in enumerate(data.classes)}
     found: dict[int, int] = {}
-    for line, entry in _csv_rows(path):
-        place = f"{path}: line {line}"
-        name, label = entry["id"], entry["label"]
+    for place, name, label in _csv_rows(path):
         if label == "":
             continue
         row = rows.find(name) if rows.find(name) is not None else rows.find(unguard(name))
@@ -92,29 +90,20 @@ def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
     return found
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    old_limit = csv.field_size_limit(MAX_LINE)
+def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(place, id, label) of each row."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream)
-            missing = [name for name in ("id", "label") if name not in (reader.fieldnames or ())]
-            if missing:
-                raise UserError(f"{path}: line 1: there is no column '{missing[0]}'; corrections need id and label")
-            for entry in reader:
-                if entry["id"] is None or entry["label"] is None or None in entry:
-                    raise UserError(
-                        f"{path}: line {reader.line_num}: the number of cells differs from the first line; "
-                        "put cells with commas in quotes"
-                    )
-                yield reader.line_num, entry
+        table = CsvFile(path)
+        missing = [name for name in ("id", "label") if name not in table.header]
+        if missing:
+            raise UserError(f"{path}, line 1: there is no column '{missing[0]}'; corrections need id and label")
+        name, label = map(table.header.index, ("id", "label"))
+        for line, row in table.rows():
+            yield f"{path}, line {line}", row[name], row[label]
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a csv file in UTF-8 ({error})") from None
-    finally:
-        csv.field_size_limit(old_limit)
 
 
 class _Rows:
