@@ -83,6 +83,10 @@ def build_session(
 @torch.no_grad()
 def check_network(method: Method, data: Dataset, device: torch.device) -> None:
     """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
+    if len({id(network) for network in method.networks}) < len(method.networks):
+        raise UserError("the factory returned the same network twice; build a new one in every call")
+    if not any(weight.requires_grad for weight in method.networks.parameters()):
+        raise UserError("the network has no weights that can be trained (requires_grad)")
     method.eval()
     sample = torch.zeros(2, *data.shape, device=device)
     try:

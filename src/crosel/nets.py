@@ -8,6 +8,7 @@ Any `nn.Module` factory of the user's serves as well; only methods that look at 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
 import re
@@ -272,6 +273,14 @@ def _imported(name: str, classes: int, shape: Shape) -> NetworkFactory:
 
 def bound_factory(factory: UserFactory, classes: int, shape: Shape, what: str) -> NetworkFactory:
     """Bind a user's factory to the problem, and check what it returns; `what` it is called in an error."""
+    try:
+        inspect.signature(factory).bind(classes=classes, shape=shape)
+    except TypeError as error:
+        raise UserError(
+            f"{what} is called as factory(classes=k, shape=shape), which it does not take ({error})"
+        ) from None
+    except ValueError:  # what is not written in Python may have no signature to look at
+        pass
 
     def build() -> nn.Module:
         network = factory(classes=classes, shape=shape)

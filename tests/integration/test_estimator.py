@@ -388,6 +388,9 @@ def test_a_stage_that_never_ends_is_warned_of() -> None:
         PartialLabelClassifier("pop", epochs=1, method_settings={"warm_up": 0}).fit(x, sets)
 
 
+ONE_NETWORK = torch.nn.Linear(2, 2)
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -399,6 +402,15 @@ def test_a_stage_that_never_ends_is_warned_of() -> None:
         ({"network": torch.nn.Linear(2, 2)}, "expected a name or a factory"),
         ({"network": lambda classes, shape: 5}, "the factory returned int"),
         ({"network": lambda classes, shape: torch.nn.Linear(2, 7)}, "there are 2 classes"),
+        (
+            {"network": lambda k, size: torch.nn.Linear(2, 2)},
+            r"factory\(classes=k, shape=shape\), which it does not take",
+        ),
+        (
+            {"network": lambda classes, shape: torch.nn.Linear(2, 2).requires_grad_(False)},
+            "no weights that can be trained",
+        ),
+        ({"network": lambda classes, shape: ONE_NETWORK, "method": "crosel"}, "the same network twice"),
         ({"device": "tpu"}, "unknown device"),
         ({"random_state": -1}, "seed"),
         ({"random_state": "x"}, "random_state"),

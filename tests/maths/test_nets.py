@@ -383,6 +383,15 @@ def test_own_factory_that_returns_no_module(user_module):
         factory()
 
 
+def test_own_factory_that_takes_other_names(user_module, monkeypatch):
+    monkeypatch.setattr(sys.modules[user_module], "other", lambda k, size: nn.Linear(size[0], k), raising=False)
+    says = (
+        r"is called as factory\(classes=k, shape=shape\), which it does not take \(missing a required argument: 'k'\)"
+    )
+    with pytest.raises(UserError, match=says):
+        network_factory(NetworkSettings(name=f"{user_module}:other"), (5,), 3, trust_code=True)
+
+
 @pytest.mark.parametrize("name", ["{}:number", ".relative:f"])
 def test_own_factory_that_is_none(name, user_module):
     name = name.format(user_module)
