@@ -88,6 +88,18 @@ def figures() -> dict[str, Figure]:
         "α = 0.25": rows("cifar10-study/milder-mixup-seed0"),
         "milder views": rows("cifar10-study/milder-strong-views-seed0"),
     }
+    ablations = {
+        "all of CroSel": rows("cifar10-fast-ablations/nothing-seed0"),
+        "unselected only": rows("cifar10-fast-ablations/comix-of-the-unselected-seed0"),
+        "λ_d = 2": rows("cifar10-fast-ablations/lambda-2-fixed-seed0"),
+        "one network": rows("cifar10-fast-ablations/one-network-seed0"),
+        "no co-mix": rows("cifar10-fast-ablations/without-comix-seed0"),
+    }
+    stalled = {
+        "as it is": cells["as it is"],
+        "targets in eval mode": rows("cifar10-study/targets-in-eval-mode-seed0"),
+        "3 epochs of warm-up": rows("cifar10-study/warm-up-3-seed0"),
+    }
     where = "cifar10-q0.5-60-epochs, cifar10-q0.5-restart, cifar10-q0.5-10min/crosel-seed0"
     return {
         "selection": Figure(
@@ -119,6 +131,20 @@ def figures() -> dict[str, Figure]:
             "CIFAR-10, q = 0.5, ResNet-18: share selected when one thing is changed", "cifar10-study",
             [line(name, run, "selection_ratio") for name, run in cells.items()], 1,
             mark=end_of_warm_up(cells["as it is"]),
+        ),
+        "stalled": Figure(
+            "CIFAR-10, q = 0.5, ResNet-18: held-out accuracy", "cifar10-study",
+            [line(name, run, "test_accuracy") for name, run in stalled.items()], 1, bottom=0.25,
+        ),
+        "ablations": Figure(
+            "CIFAR-10, q = 0.5, ResNet-18, 52 epochs: test accuracy", "cifar10-fast-ablations",
+            [line(name, run, "test_accuracy") for name, run in ablations.items()], 1, bottom=0.55,
+            mark=end_of_warm_up(ablations["all of CroSel"]),
+        ),
+        "ablations-selected": Figure(
+            "The same runs: share selected", "cifar10-fast-ablations",
+            [line(name, run, "selection_ratio") for name, run in ablations.items()], 1,
+            mark=end_of_warm_up(ablations["all of CroSel"]),
         ),
         "half-an-hour": Figure(
             "CIFAR-10, q = 0.5, WRN-16-8: 210 epochs", "cifar10-q0.5-30min/crosel-seed0",

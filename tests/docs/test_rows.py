@@ -45,7 +45,7 @@ def test_a_page_without_tables_gets_all_of_them(rows: ModuleType, tmp_path: Path
     page = "".join(f"text\n\n<!-- rows: {name} -->\n<!-- end -->\n" for name in rows.TABLES)
     text = rows.filled(page, tmp_path)
     assert text.count("text\n") == text.count("\n| --- |") == len(rows.TABLES)
-    assert text.count("not run") == 7 + 12 + 27
+    assert text.count("not run") == 7 + 12 + 28
     assert rows.filled(text, tmp_path) == text
 
 

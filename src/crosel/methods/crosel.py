@@ -24,7 +24,7 @@ Where paper and released code part, and what we do:
 * Eq. (7) is written exp(f^(1/T)), which is undefined for f < 0; the released code overwrites its sharpened
   values, so that T = 1 in truth. We compute p^(1/T) on S, renormalised, in log space.
 * Targets come from the network itself, without gradient, in train mode (batch statistics; running statistics move),
-  from one pass over both views. `target_mode: eval` is there to see why not: it collapses.
+  from one pass over both views. `target_mode: eval` is there for comparison.
 * The bank sees every un-augmented example in evaluation mode after every epoch.
 * λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
