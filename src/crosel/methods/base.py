@@ -122,10 +122,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Losses:
-    """What to minimise, and what to report by name (0-dim tensors, which the loop averages over the epoch)."""
+    """What to minimise, and what to report by name (0-dim tensors, which the loop averages over the epoch).
+
+    What is minimised is reported as `loss`, unless something else is given under this name.
+    """
 
     objective: Tensor
     report: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        report = {"loss": self.objective, **self.report}
+        object.__setattr__(self, "report", {name: value.detach() for name, value in report.items()})
 
 
 @dataclass(frozen=True)

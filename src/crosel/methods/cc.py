@@ -43,4 +43,4 @@ class CC(Method):
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
         loss = cc_loss(self.networks[0](batch[self.settings.view]), self.candidates[batch.index])
-        return Losses(loss, {"loss": loss.detach()})
+        return Losses(loss)

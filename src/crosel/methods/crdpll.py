@@ -119,8 +119,7 @@ class CRDPLL(Method):
         consistency = consistency_loss(logits, self.weights[batch.index])
         loss = supervised + self.consistency * consistency
         self.write(self.weights, batch, consistent_targets(logits, candidates))
-        parts = {"loss": loss, "loss_supervised": supervised, "loss_consistency": consistency}
-        return Losses(loss, {name: part.detach() for name, part in parts.items()})
+        return Losses(loss, {"loss_supervised": supervised, "loss_consistency": consistency})
 
     def metrics(self) -> dict[str, float]:
         return {"consistency_weight": float(self.consistency)}

@@ -95,8 +95,7 @@ class LWS(Method):
         terms = lws_terms if self.settings.loss == "sigmoid" else lwc_terms
         inside, outside = terms(logits, self.candidates[batch.index], self.weights[batch.index])
         loss = inside + self.settings.beta * outside
-        parts = {"loss": loss, "loss_candidates": inside, "loss_others": outside}
-        return Losses(loss, {name: part.detach() for name, part in parts.items()})
+        return Losses(loss, {"loss_candidates": inside, "loss_others": outside})
 
     @torch.no_grad()
     def after_step(self, batches: Mapping[str, Batch]) -> None:

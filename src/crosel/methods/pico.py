@@ -179,8 +179,7 @@ class PiCO(Method):
 
         classification = soft_cross_entropy(logits, weights)
         loss = classification + settings.contrast * contrast
-        parts = {"loss": loss, "loss_class": classification, "loss_contrast": contrast}
-        return Losses(loss, {name: part.detach() for name, part in parts.items()})
+        return Losses(loss, {"loss_class": classification, "loss_contrast": contrast})
 
     @torch.no_grad()
     def _keys(self, x: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class PoP(Method):
         logits = apart(self.networks[0], *(batch[view] for view in self.views))
         loss = pop_loss(logits, self.weights[batch.index])
         self.write(self.weights, batch, proden_weights(logits[0], self.purified[batch.index]))
-        return Losses(loss, {"loss": loss.detach()})
+        return Losses(loss)
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:

@@ -74,4 +74,4 @@ class PRODEN(Method):
         loss = proden_loss(logits, self.weights[batch.index])
         # The gathered rows above are a copy, so the table may change before the backward pass.
         self.write(self.weights, batch, proden_weights(logits, self.candidates[batch.index]))
-        return Losses(loss, {"loss": loss.detach()})
+        return Losses(loss)
