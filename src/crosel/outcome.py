@@ -79,16 +79,17 @@ def write_predictions(session: Session, table: LabelTable, path: Path) -> None:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_archive(path: Path) -> dict[str, Any]:
+    """The arrays of an npz file; none where it is not there, or damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except Exception:  # not there, or damaged: zip, zlib and numpy each have their own errors
+    except Exception:  # zip, zlib and numpy each have their own errors
         return {}
 
 
 def read_selection(path: Path, n: int) -> SavedSelection | None:
-    found = _read(path)
+    found = read_archive(path)
     names = ("labels", "confidence", "mask")
     shapes = {found[name].shape for name in names if name in found}
     if not all(name in found for name in names) or len(shapes) != 1:
@@ -105,7 +106,7 @@ def read_selection(path: Path, n: int) -> SavedSelection | None:
 
 
 def read_predictions(path: Path, n: int, classes: int) -> Predictions:
-    found = _read(path)
+    found = read_archive(path)
     train, test, y_test = found.get("train"), found.get("test"), found.get("y_test")
     if train is not None and train.shape != (n, classes):
         train = None

@@ -15,7 +15,7 @@ from crosel.devices import pick_device
 from crosel.errors import UserError
 from crosel.labels import FLAGS
 from crosel.methods.base import find_method
-from crosel.outcome import read_predictions, read_selection
+from crosel.outcome import read_archive, read_predictions, read_selection
 from crosel.report.gather import labels_by_columns, training_inputs
 from crosel.review.examples import Array, Examples
 from crosel.run import RunFolder, load_run
@@ -75,13 +75,11 @@ def _saved_probabilities(folder: RunFolder, examples: Examples) -> NDArray[np.fl
     kept = read_predictions(folder / "predictions.npz", *examples.sets.shape).train
     if kept is not None:
         return kept
-    try:
-        with np.load(folder / "labels.npz", allow_pickle=False) as archive:
-            probabilities: NDArray[Any] = archive["pred_probs"]
-            fits = np.array_equal(archive["candidates"], examples.sets)
-    except Exception:  # not there, or damaged
+    labels = read_archive(folder / "labels.npz")
+    probabilities: NDArray[Any] | None = labels.get("pred_probs")
+    if probabilities is None or probabilities.shape != examples.sets.shape:
         return None
-    return probabilities.astype(np.float16) if fits and probabilities.shape == examples.sets.shape else None
+    return probabilities.astype(np.float16) if np.array_equal(labels.get("candidates", ()), examples.sets) else None
 
 
 @torch.no_grad()
