@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Dataset, as_labels, make_dataset
+from crosel.data.dataset import ANY_CLASS, Dataset, as_labels, make_dataset
 from crosel.data.pickles import GET_AGAIN, read_pickle
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
@@ -30,7 +30,7 @@ def _labels(part: dict[str, Any], key: str, place: Path) -> Any:
     labels = part[key]
     if not isinstance(labels, list) or len(labels) != len(part["data"]) or not all(type(y) is int for y in labels):
         raise UserError(f"{place}: '{key}' is not a list with one whole number for each image; {GET_AGAIN}")
-    return as_labels(labels, 2**31, f"{place}: {key}")
+    return as_labels(labels, ANY_CLASS, f"{place}: {key}")
 
 
 def _names(folder: Path, file: str, key: str) -> list[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from crosel.errors import UserError
 
 Array = NDArray[Any]
-_ANY = 2**31  # classes: as many as there may be
+ANY_CLASS = 2**31  # for `as_labels`: as many classes as there may be
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def as_labels(y: Any, classes: int, place: str) -> NDArray[np.int64]:
     wrong = np.flatnonzero((y != np.floor(y)) | (y < 0) | (y >= classes))
     if len(wrong):
         label = y[wrong[0]]
-        bounds = f"classes 0 to {classes - 1}" if classes < _ANY else "class numbers, which begin with 0"
+        bounds = f"classes 0 to {classes - 1}" if classes < ANY_CLASS else "class numbers, which begin with 0"
         remedy = "" if label >= 0 else "; leave out examples without a label"
         raise UserError(f"{place}: label {label} of example {wrong[0]} is outside the {bounds}{remedy}")
     labels: NDArray[np.int64] = y.astype(np.int64)
@@ -239,7 +239,7 @@ def _count_classes(sets: Any, votes: Any, scores: Any, y: Any, place: str) -> in
             return int(np.shape(table)[1])
     if y is None:
         raise UserError(f"{place}: votes and scores must be tables [n, k]")
-    count = int(as_labels(y, _ANY, f"{place}: y").max(initial=-1)) + 1
+    count = int(as_labels(y, ANY_CLASS, f"{place}: y").max(initial=-1)) + 1
     if count == 0:
         raise UserError(f"{place}: y: there are no labels")
     return count

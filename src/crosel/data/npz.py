@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Dataset, as_labels, make_dataset
+from crosel.data.dataset import ANY_CLASS, Dataset, as_labels, make_dataset
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
@@ -144,6 +144,7 @@ def _hints(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImages | None = None) -> Dataset:
+    settings = settings or DataSettings()
     arrays = read_arrays(path)
     classes, ids, hints = _names(arrays, "classes", path), _names(arrays, "ids", path), _hints(arrays, path)
     given, classes = classes, _numbered(arrays, classes, path)
@@ -151,7 +152,7 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImage
         hints["notes"] = (*alike(classes), *may_be_unknown(classes, "leave such examples out"))
     if "x" not in arrays:
         arrays = _with_inputs(arrays, classes, ids, path, settings, progress)
-    elif settings is not None and settings.inputs is not None:
+    elif settings.inputs is not None:
         raise UserError(f"{path}: it has its inputs already, the array 'x'; leave out data.inputs, or x")
     data = make_dataset(**{**hints, **arrays}, classes=classes, ids=ids, place=str(path))
     if data.groups is not None and len(data.groups) != len(data.classes):
@@ -166,12 +167,12 @@ def read_npz(path: Path, settings: DataSettings | None = None, progress: OnImage
 
 def _with_inputs(
     arrays: dict[str, Any], classes: list[str] | None, ids: list[str] | None, path: Path,
-    settings: DataSettings | None, progress: OnImages | None,
+    settings: DataSettings, progress: OnImages | None,
 ) -> dict[str, Any]:  # fmt: skip
     raw = arrays.get("votes", arrays.get("scores"))
-    if raw is None or settings is None or settings.inputs is None:
-        where = "; give the file with the inputs: --set data.inputs=FILE" if raw is not None else ""
-        raise UserError(f"{path}: the array 'x' is missing{where or _SAVE_X}")
+    if raw is None or settings.inputs is None:
+        remedy = _SAVE_X if raw is None else "; give the file with the inputs: --set data.inputs=FILE"
+        raise UserError(f"{path}: the array 'x' is missing{remedy}")
     if raw.ndim != 2:
         raise UserError(f"{path}: votes and scores must be tables [n, k], not of shape {raw.shape}")
     names = ids or [str(row) for row in range(len(raw))]
@@ -206,7 +207,7 @@ def read_npz_inputs(path: Path) -> Inputs:
     def labels(name: str, count: int) -> tuple[str, ...] | None:
         if name not in arrays:
             return None
-        y = as_labels(arrays[name], len(classes) if classes else 2**31, f"{path}: {name}")
+        y = as_labels(arrays[name], len(classes) if classes else ANY_CLASS, f"{path}: {name}")
         if len(y) != count:
             raise UserError(f"{path}: {count} examples, but {name} has {len(y)}")
         return tuple(classes[i] if classes else str(i) for i in y)
