@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -91,6 +92,7 @@ def train_run(
     folder, stop = RunFolder(out), StopFlag()
     try:
         with ExitStack() as held:
+            build = partial(build_session, device=device, trust_code=trust_code, world=world)
 
             def lead() -> Session:
                 held.enter_context(folder.locked())
@@ -101,11 +103,13 @@ def train_run(
                 full = with_full_paths(resolve(config, data))
                 _guard(held, stop, full, device)
                 held.callback(folder.wait)  # however the run ends: what it says is saved is on the disk
-                return _open(folder, full, data, device, console, trust_code, corrections, world)
+                if folder.exists:
+                    return _go_on(folder, full, data, build, console, corrections)
+                return _begin(folder, full, data, build, console, corrections)
 
             def follow(start: Start) -> Session:
                 _guard(held, stop, start[0], device)
-                return _follow(start, device, trust_code, world)
+                return _follow(start, build)
 
             session = world.begin(lead, _start, follow)
             if world.rank:
@@ -125,36 +129,35 @@ def train_run(
         console.close()
 
 
-def _open(
-    folder: RunFolder,
-    config: RunConfig,
-    data: Dataset,
-    device: torch.device,
-    console: Console,
-    trust_code: bool,
-    corrections: Path | None,
-    world: World,
+Build = Callable[[RunConfig, Dataset], Session]  # knows what the run computes on
+
+
+def _begin(
+    folder: RunFolder, config: RunConfig, data: Dataset, build: Build, console: Console, corrections: Path | None
 ) -> Session:
-    """Begin a run in the folder, or go on with the one that is there, from its last checkpoint."""
-    if not folder.exists:
-        data = draw_candidates(data, config.candidates, config.seed)
-        known = read_corrections(corrections, data) if corrections else {}
-        data = apply_corrections(data, known)
-        # Before anything is written: it may refuse the config.
-        session = build_session(config, data, device, trust_code=trust_code, world=world)
-        check_batch(session)
-        check_budget(session)
-        folder.create(config, data, environment(command_line(), device), corrected=sorted(known))
-        if corrections and not known:
-            console.say(f"{corrections}: no known label in it, so nothing is corrected")
-        for line in (*config.remarks(), *summarise(data).doubts()):
-            console.say(line)
-        return session
+    """Begin a run in the folder."""
+    data = draw_candidates(data, config.candidates, config.seed)
+    known = read_corrections(corrections, data) if corrections else {}
+    data = apply_corrections(data, known)
+    session = build(config, data)  # before anything is written: it may refuse the config
+    check_batch(session)
+    check_budget(session)
+    folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
+    if corrections and not known:
+        console.say(f"{corrections}: no known label in it, so nothing is corrected")
+    for line in (*config.remarks(), *summarise(data).doubts()):
+        console.say(line)
+    return session
+
+
+def _go_on(
+    folder: RunFolder, config: RunConfig, data: Dataset, build: Build, console: Console, corrections: Path | None
+) -> Session:
+    """Go on with the run in the folder, from its last checkpoint."""
     if corrections:
         raise UserError(f"{folder.path}: corrections apply only to a new run; choose another --out")
     folder.take_config(config)
-    data = folder.with_candidates(with_classes_of(data, config.candidates))
-    session = build_session(config, data, device, trust_code=trust_code, world=world)
+    session = build(config, folder.with_candidates(with_classes_of(data, config.candidates)))
     for line in folder.restore(session):
         console.say(line)
     if not folder.is_done:
@@ -178,10 +181,9 @@ def _start(session: Session) -> Start:
     return session.config, session.data.candidates, {name: t.cpu() for name, t in tensors.items()}, state
 
 
-def _follow(start: Start, device: torch.device, trust_code: bool, world: World) -> Session:
+def _follow(start: Start, build: Build) -> Session:
     config, sets, tensors, state = start
-    data = replace(with_classes_of(load_data(config), config.candidates), candidates=sets)
-    session = build_session(config, data, device, trust_code=trust_code, world=world)
+    session = build(config, replace(with_classes_of(load_data(config), config.candidates), candidates=sets))
     session.restore(Checkpoint(tensors, state))
     return session
 
