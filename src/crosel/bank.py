@@ -38,7 +38,6 @@ class MemoryBank(nn.Module):
         self.register_buffer("labels", torch.full((length, n), -1, dtype=torch.int32))
         self.register_buffer("confidence", torch.zeros(length, n))
 
-    @torch.no_grad()
     def push(self, probabilities: Tensor) -> None:
         """Add one epoch: softmax outputs [n, k] of all examples, dropping the oldest epoch."""
         probabilities = torch.as_tensor(probabilities)
@@ -48,7 +47,6 @@ class MemoryBank(nn.Module):
         self.shift()
         self.write(slice(0, len(probabilities)), probabilities)
 
-    @torch.no_grad()
     def shift(self) -> None:
         """Drop the oldest entry and open an empty newest one, to be filled by `write`."""
         self.labels.copy_(self.labels.roll(-1, dims=0))
@@ -60,10 +58,8 @@ class MemoryBank(nn.Module):
     def write(self, rows: slice, probabilities: Tensor) -> None:
         """Fill some rows of the newest entry, so that [n, k] never has to exist at once."""
         confidence, labels = probabilities.max(dim=1)
-        self.labels[-1, rows] = labels.to(torch.int32)
-        self.confidence[-1, rows] = confidence.float()
+        self.labels[-1, rows], self.confidence[-1, rows] = labels, confidence
 
-    @torch.no_grad()
     def select(self, candidates: Tensor, gamma: float | Tensor, criteria: Collection[int] = (1, 2, 3)) -> Selection:
         """Apply the criteria β1, β2, β3 (Eqs. 1-3) and return D_sel (Eq. 4).
 

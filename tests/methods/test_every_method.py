@@ -10,7 +10,7 @@ import torch
 from _runs import untimed
 from _sessions import CPU, NAMES, bits, different, make_session, small_data
 from _support import small_arrays
-from _toy import assert_never_waits, make
+from _toy import ToyNetwork, assert_never_waits, batches, make, random_sets
 
 from crosel import checkpoint
 from crosel.config import build_config
@@ -18,7 +18,7 @@ from crosel.data import draw_candidates, load
 from crosel.data.dataset import Dataset
 from crosel.errors import Interrupted
 from crosel.methods import methods
-from crosel.methods.base import Method
+from crosel.methods.base import Method, Problem
 from crosel.pipeline import train_run
 from crosel.session import Session
 from crosel.stepper import Stepper
@@ -99,6 +99,44 @@ def test_what_acts_after_the_step_sees_what_the_step_made() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_never_waits_for_the_device(name: str, epoch: int) -> None:
     assert_never_waits(make(methods()[name]), epoch)
+
+
+class Coarse(ToyNetwork):
+    """Rounds its logits and features to bfloat16, as on a GPU, and gives them out in this type."""
+
+    given_as: torch.dtype
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return super().features(x).bfloat16().float()
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return super().classify(features).bfloat16().to(self.given_as)
+
+
+@pytest.mark.parametrize(("name", "settings"), [*((name, {}) for name in NAMES), ("lws", {"loss": "cross-entropy"})])
+def test_what_comes_in_bfloat16_is_computed_in_float32(name: str, settings: dict[str, str]) -> None:
+    """The same logits in both types: losses and tables must not feel which it was."""
+    kind, found = methods()[name], []
+    for given_as in (torch.bfloat16, torch.float32):
+        Coarse.given_as = given_as
+        torch.manual_seed(0)
+        method = kind(kind.Settings(**settings), Problem(random_sets(24, 5), epochs=4), lambda: Coarse(5))
+        generator, values = torch.Generator().manual_seed(1), {}
+        for epoch in (1, 2):
+            method.begin_epoch(epoch)
+            drawn = batches(method, 8, generator)
+            losses = method.loss(drawn, generator)
+            method.after_step(drawn)
+            with torch.no_grad():
+                method.observe(slice(0, 24), method.outputs(torch.randn(24, 6, generator=generator)))
+            method.end_epoch(epoch)
+            values |= {f"{part} of epoch {epoch}": value for part, value in losses.report.items()}
+        found.append(values | method.state_dict())
+    coarse, fine = found
+    assert coarse.keys() == fine.keys()
+    for what, value in coarse.items():
+        assert value.dtype == fine[what].dtype, what
+        torch.testing.assert_close(value, fine[what], rtol=1e-6, atol=1e-6, msg=what)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -260,6 +260,26 @@ def test_a_nan_is_never_selected():
     assert not bank.select(torch.ones(1, 2, dtype=torch.bool), 0.0).mask.any()
 
 
+SAID = [[0.25, 0.75], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    "pushed",
+    [np.array(SAID), torch.tensor(SAID), torch.tensor(SAID).bfloat16(), torch.tensor(SAID).double().requires_grad_()],
+    ids=["array", "float32", "bfloat16", "with a gradient"],
+)
+def test_what_is_pushed_in_somebody_elses_loop(pushed):
+    """Arrays, any precision, outputs that still carry their gradient: the bank keeps numbers alone."""
+    bank = MemoryBank(2, 2)
+    bank.push(pushed)
+    assert bank.labels.tolist() == [[-1, -1], [1, 0]]
+    assert bank.confidence.tolist() == [[0, 0], [0.75, 0.5]]
+    assert (bank.labels.dtype, bank.confidence.dtype) == (torch.int32, torch.float32)
+    assert not bank.confidence.requires_grad
+    bank.shift()
+    assert bank.labels.tolist() == [[1, 0], [-1, -1]]
+
+
 @pytest.mark.parametrize("shape", [(4, 2), (5,), (5, 2, 1), (0, 2)])
 def test_wrong_shapes_are_refused(shape):
     with pytest.raises(ValueError, match=r"expected probabilities of shape \[5, k\]"):
