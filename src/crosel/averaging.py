@@ -23,7 +23,7 @@ class WeightAverage:
 
     def __init__(self, networks: nn.Module, decay: float, device: torch.device) -> None:
         self.decay = decay
-        named = {n: t.detach() for n, t in networks.state_dict(keep_vars=True).items() if t.is_floating_point()}
+        named = {n: t for n, t in networks.state_dict().items() if t.is_floating_point()}
         self.names, self.live = list(named), list(named.values())
         self.kept = [t.clone() for t in self.live]
         self._standing = False
@@ -33,7 +33,6 @@ class WeightAverage:
         """At first the average is a plain mean; the starting weights soon count for nothing."""
         self._weight.fill_(max(1 - self.decay, 1 / (steps_done + 1)))
 
-    @torch.no_grad()
     def update(self, counts: Tensor | None = None) -> None:
         """Take in the weights as they are; `counts`, a bool on the device, says whether there is anything to take."""
         away = torch._foreach_sub(self.live, self.kept)
@@ -54,7 +53,6 @@ class WeightAverage:
             self._swap()
             self._standing = False
 
-    @torch.no_grad()
     def _swap(self) -> None:
         for live, kept in zip(self.live, self.kept, strict=True):
             live_values = live.clone()
@@ -73,7 +71,7 @@ class WeightAverage:
 @torch.no_grad()
 def refresh_statistics(method: nn.Module, batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
     """Replace batch norm's running statistics by their mean over `batches`; leaves `method` in evaluation mode."""
-    norms = [module for module in method.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [module for module in method.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     method.train()
     try:

@@ -134,7 +134,8 @@ def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str, optimiser: str) 
 
 def test_skipping_changes_nothing_where_nothing_is_skipped() -> None:
     for name in NAMES:
-        plain, skipping = make_session(name), make_session(name, "train.bad_batches=skip")
+        average = "train.average=0.9"
+        plain, skipping = make_session(name, average), make_session(name, average, "train.bad_batches=skip")
         rows, others = fit(plain), fit(skipping)
         assert different(bits(plain), bits(skipping)) == []
         for row, other in zip(rows, others, strict=True):

@@ -64,7 +64,7 @@ def chosen(labels: list[list[int]], stable: list[list[bool]], selected: list[lis
 
 
 def test_every_flag_and_its_precedence():
-    sets = np.array([[1, 1, 0]] * 7, dtype=bool)
+    sets = np.array([[1, 1, 0]] * 5 + [[0, 1, 0]] * 2, dtype=bool)
     #         clear  outside  only one stable  other labels  disputed now  unsure  no label yet
     labels = [[0, 2, 2, 2, 0, 0, -1], [0, 2, 2, 1, 0, 0, -1]]
     stable = [[True, True, True, True, True, False, True], [True, True, False, True, True, False, True]]

@@ -106,6 +106,12 @@ def test_eq_04_selected_set(history, criteria):
     assert found == expected
 
 
+def test_eq_04_takes_all_criteria_unless_told_otherwise(history):
+    bank, sets = history
+    chosen = filled(bank).select(torch.from_numpy(sets), GAMMA)
+    assert chosen.mask.nonzero().flatten().tolist() == list(slow.d_sel(bank, sets, GAMMA, (1, 2, 3)))
+
+
 def test_eq_05_selected_label_loss():
     rng = np.random.default_rng(2)
     logits, labels = rng.normal(0, 3, (9, K)), rng.integers(K, size=9)

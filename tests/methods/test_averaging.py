@@ -127,10 +127,14 @@ def test_an_estimator_keeps_the_average() -> None:
 
 
 def test_refreshed_statistics_are_those_of_the_batches() -> None:
-    norm = nn.BatchNorm1d(3)
+    norm = nn.BatchNorm1d(3).eval()  # as after a pass over the test set
     norm.running_mean.fill_(100.0)
     batches = [torch.randn(8, 3) for _ in range(4)]
-    refresh_statistics(norm, batches, norm)
+
+    def run(x: torch.Tensor) -> None:
+        assert not norm(x).requires_grad, "a graph would take memory for nothing"
+
+    refresh_statistics(norm, batches, run)
     expected = torch.stack([b.mean(dim=0) for b in batches]).mean(dim=0)
     spread = torch.stack([b.var(dim=0) for b in batches]).mean(dim=0)
     torch.testing.assert_close(norm.running_mean, expected)

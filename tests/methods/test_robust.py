@@ -42,16 +42,19 @@ def observe(method: CroSel, labels: Tensor, confidence: Tensor) -> None:
     method.observe(slice(0, labels.shape[1]), p.log())
 
 
-def selecting(seed: int = 0, sure: float = 0.95, **settings: Any) -> CroSel:
-    """Both networks have said 1 of every example for three epochs, sure of the first six, and 3 of OUTSIDE."""
-    method = build(seed=seed, **settings)
+def selecting(seed: int = 0, sure: float = 0.95, turn: int = 0, **settings: Any) -> CroSel:
+    """Both networks have said 1 of every example for three epochs, sure of the first six, and 3 of OUTSIDE.
+
+    With `turn`, the classes have other numbers: so much higher, and after the last comes 0.
+    """
+    method = build(sets().roll(turn, dims=1), seed=seed, **settings)
     v = len(method.networks)
     labels = torch.ones(v, N, dtype=torch.int64)
     confidence = torch.where(torch.arange(N) < 6, 0.99, 0.4).expand(v, N).clone()
     labels[:, OUTSIDE], confidence[:, OUTSIDE] = 3, sure
     for epoch in range(1, 4):
         method.begin_epoch(epoch)
-        observe(method, labels, confidence)
+        observe(method, (labels + turn) % K, confidence)
         method.end_epoch(epoch)
     method.begin_epoch(4)
     method.train()
@@ -180,6 +183,20 @@ def test_keep_drop_and_take_decide_the_pools():
         assert "all_0" not in pools(selecting(outside=mode, scope="none"))
 
 
+@pytest.mark.parametrize("turn", range(K))
+@pytest.mark.parametrize("mode", ["drop", "take"])
+def test_no_class_is_special(mode, turn):
+    """The first class, too, may be what a set misses."""
+    plain, turned = selecting(outside=mode), selecting(outside=mode, turn=turn)
+    assert pools(turned) == pools(plain)
+    assert float(turned.lambda_d) == float(plain.lambda_d)
+    assert turned.metrics()["outside_ratio"] == plain.metrics()["outside_ratio"] > 0
+    index = torch.arange(N)
+    labels, taken = plain.labels[0].long(), plain.outside.labels(plain.labels[0].long(), index)
+    assert torch.equal(turned.outside.labels((labels + turn) % K, index), (taken + turn) % K)
+    assert torch.equal(turned.outside.sets(turned.candidates, index), plain.outside.sets(sets(), index).roll(turn, 1))
+
+
 @pytest.mark.parametrize("mode", ["keep", "drop", "take"])
 def test_the_warm_up_heeds_them_too(mode):
     """Twenty epochs of CC on a set without the truth are enough to learn it by heart: docs/missing-truth.md."""
@@ -239,13 +256,16 @@ def test_share_selected_in_the_weight_of_co_mix():
     assert float(selecting(outside="drop").lambda_d) == pytest.approx(4 * (1 - 5 / 10))
 
 
-@pytest.mark.parametrize(("mode", "streams"), [("drop", set()), ("take", {"selected_0", "selected_1"})])
-def test_everything_outside(mode, streams):
+@pytest.mark.parametrize(
+    ("mode", "streams", "weight"), [("drop", set(), 4.0), ("take", {"selected_0", "selected_1"}, 0.0)]
+)
+def test_everything_outside(mode, streams, weight):
     method = selecting(outside=mode)
     method.outside.label.fill_(3)
     method.selected.fill_(False)
     method.begin_epoch(4)
     assert set(method.streams()) == streams
+    assert method.metrics()["lambda_d"] == weight
     losses = method.loss(batches(method), torch.Generator().manual_seed(0))
     assert torch.isfinite(losses.objective)
     assert losses.report["loss_comix"] == 0
