@@ -18,7 +18,7 @@ from _toy import (
     softmax,
     train,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crosel.methods.lws import LWS, lwc_terms, lws_terms, lws_weights
@@ -47,6 +47,7 @@ def slow_weights(logits, candidates, epsilon=1e-8):
 
 @settings(deadline=None, max_examples=40)
 @given(logits_and_sets())
+@example((torch.tensor([[18.0, 0.0]]), torch.tensor([[False, True]])))  # as little on the set as ε is
 def test_terms_and_weights_are_their_definitions(drawn):
     logits, candidates = drawn
     weights = slow_weights(logits, candidates)

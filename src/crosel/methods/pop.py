@@ -128,7 +128,6 @@ class PoP(Method):
         self.write(self.weights, batch, proden_weights(logits[0], self.purified[batch.index]))
         return Losses(loss)
 
-    @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
         completed = epoch - 1
         self.history[completed % self.settings.history] = self.weights
