@@ -143,9 +143,12 @@ def test_starts_from_the_given_sets():
     assert method.history.shape == (5, 24, 5)
 
 
-def test_purifies_when_the_authors_do():
-    """Counting epochs from 0: 20, 25, 30, …; ours from 1."""
-    method = make(PoP, threshold=0.5)
+@pytest.mark.parametrize(
+    ("schedule", "expected"), [({}, [21, 26, 31]), ({"warm_up": 18, "every": 5, "history": 4}, [19, 24, 29])]
+)
+def test_purifies_when_the_authors_do(schedule, expected):
+    """Counting epochs from 0: 20, 25, 30, …; ours from 1. Other schedules count from their own warm-up."""
+    method = make(PoP, threshold=0.5, **schedule)
     sure = torch.zeros(24, 5)
     purified_in = []
     for epoch in range(1, 33):
@@ -158,7 +161,7 @@ def test_purifies_when_the_authors_do():
         if not torch.equal(before, method.purified):
             purified_in.append(epoch)
             method.purified.copy_(method.candidates)  # so that the next purification shows
-    assert purified_in == [21, 26, 31]
+    assert purified_in == expected
 
 
 def test_history_holds_the_last_epochs_only():
