@@ -51,6 +51,8 @@ def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
                     assert torch.isfinite(p.grad).all(), parameter_name
                 else:
                     assert p.grad is None, parameter_name
+            for buffer_name, buffer in method.named_buffers():
+                assert not buffer.requires_grad, f"{buffer_name} holds the graph of every step so far"
     assert torch.isfinite(s.progress.sums["loss"])
 
 
