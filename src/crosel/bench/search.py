@@ -61,16 +61,16 @@ def run_search(
     suite: Suite,
     options: Options,
     execute: Executor,
-    data_dir: Path | None = None,
-    settings: Iterable[str] = (),
-    oracle: bool = False,
-    quiet: bool = True,
+    data_dir: Path | None,
+    settings: Iterable[str],
+    oracle: bool,
+    quiet: bool,
 ) -> Found:
     """Run trials, `options.jobs` at once, until there are as many as the suite asks for."""
     search = suite.search
     assert search is not None
     score, extra = search.judged(oracle), tuple(settings)
-    optuna = _optuna()
+    _optuna()  # before a folder is made for it
     folder = options.out / FOLDER
     _check_no_grid(suite)
     make_folder(folder)
@@ -80,7 +80,7 @@ def run_search(
         return _expand(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
 
     first = plan({})
-    study = _study(optuna, folder, search, score, first)
+    study = _study(folder, search, score, first)
     held_out = prepare(first, folder, search, oracle)
     trial_suite = _on_training_part(suite, first, folder / TRAIN)
     lasting = tuple(item for item in extra if not _tells_how_to_read(item.partition("=")[0].strip()))
@@ -90,14 +90,14 @@ def run_search(
         return resolve(plan(values).config, held_out)
 
     lines: dict[int, str] = {}
-    while batch := _next_trials(optuna, study, search, options.jobs):
+    while batch := _next_trials(study, search, options.jobs):
         cells = {number: _cells(trial_suite, number, values, lasting) for number, values in batch.items()}
         every = [cell for group in cells.values() for cell in group]
         results = run_cells(every, options, execute, Board(every, options, quiet=quiet))
         by_name = {result.cell.name: result for result in results}
         for number, group in cells.items():
             ended = [by_name[cell.name] for cell in group]
-            lines[number] = _tell(optuna, study, number, ended, score, held_out, options.device)
+            lines[number] = _tell(study, number, ended, score, held_out, options.device)
         _write(study, search, score, best_config, options.out, lines)
     return _write(study, search, score, best_config, options.out, lines)
 
@@ -171,18 +171,18 @@ def _check_no_grid(suite: Suite) -> None:
         raise UserError(f"{suite.place}: a search has a space instead of a grid or parts; leave these out")
 
 
-def _next_trials(optuna: Any, study: Any, search: Search, jobs: int) -> dict[int, dict[str, str]]:
+def _next_trials(study: Any, search: Search, jobs: int) -> dict[int, dict[str, str]]:
     """Trials that an earlier session left unfinished come first; then new ones, as long as there are to be more."""
     known = study.get_trials(deepcopy=False)
-    begun = [trial for trial in known if trial.state == optuna.trial.TrialState.RUNNING][:jobs]
+    begun = [trial for trial in known if trial.state == _optuna().trial.TrialState.RUNNING][:jobs]
     if not begun:
-        space = {name: _distribution(optuna, values) for name, values in search.space.items()}
+        space = {name: _distribution(values) for name, values in search.space.items()}
         begun = [study.ask(space) for _ in range(min(jobs, search.trials - len(known)))]
     return {trial.number: {name: _as_json(value) for name, value in trial.params.items()} for trial in begun}
 
 
-def _distribution(optuna: Any, values: Range | tuple[Any, ...]) -> Any:
-    kinds = optuna.distributions
+def _distribution(values: Range | tuple[Any, ...]) -> Any:
+    kinds = _optuna().distributions
     if isinstance(values, tuple):  # Optuna takes plain values only, YAML has lists as well
         return kinds.CategoricalDistribution([json.dumps(value) for value in values])
     if values.whole:
@@ -194,9 +194,7 @@ def _as_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _tell(
-    optuna: Any, study: Any, number: int, ended: Sequence[CellResult], score: str, held_out: Dataset, device: str
-) -> str:
+def _tell(study: Any, number: int, ended: Sequence[CellResult], score: str, held_out: Dataset, device: str) -> str:
     failed = [result.line for result in ended if result.status not in ("done", "skipped")]
     if not failed:
         value = math.fsum(judge(result.folder, held_out, score, device) for result in ended) / len(ended)
@@ -204,7 +202,7 @@ def _tell(
             study.tell(number, value)
             return ""
         failed = [f"the score is {value}"]
-    study.tell(number, state=optuna.trial.TrialState.FAIL)
+    study.tell(number, state=_optuna().trial.TrialState.FAIL)
     return failed[0] or "no message"
 
 
@@ -220,13 +218,12 @@ def _optuna() -> Any:
     return optuna
 
 
-def _study(optuna: Any, folder: Path, search: Search, score: str, plan: Cell) -> Any:
+def _study(folder: Path, search: Search, score: str, plan: Cell) -> Any:
     """The study in this folder, begun or gone on with; another search is not mixed into it."""
+    optuna = _optuna()
     backend = importlib.import_module("optuna.storages.journal").JournalFileBackend(str(folder / JOURNAL))
     storage = optuna.storages.JournalStorage(backend)
-    study = optuna.create_study(
-        storage=storage, study_name="search", direction="maximize", load_if_exists=True,
-    )  # fmt: skip
+    study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
     # A sampler starts afresh with every session: another seed, or it would propose the same again.
     study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.get_trials(deepcopy=False)))
     identity = json.dumps({
