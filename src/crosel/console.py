@@ -48,10 +48,9 @@ def epoch_cells(row: Row) -> dict[str, str]:
 def epoch_line(row: Row, epochs: int) -> str:
     """The console's view of one line of metrics.jsonl."""
     cells = epoch_cells(row)
-    parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"{cells.pop('phase'):<9}"]
-    seconds = cells.pop("time")
-    parts += [f"{name} {value}" for name, value in cells.items() if name != "epoch"]
-    return "  ".join([*parts, seconds])
+    epoch, phase, seconds = (cells.pop(name) for name in ("epoch", "phase", "time"))
+    parts = [f"{name} {value}" for name, value in cells.items()]
+    return "  ".join([f"epoch {epoch:>{len(str(epochs))}}/{epochs}", f"{phase:<9}", *parts, seconds])
 
 
 class Screen:

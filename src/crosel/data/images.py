@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def _read(
     return out, bad
 
 
-def bad_inputs_note(bad: dict[int, str]) -> list[str]:
+def bad_inputs_note(bad: Mapping[int, str]) -> list[str]:
     return [f"inputs that cannot be read, left out: {len(bad)} ({bad[min(bad)]})"] if bad else []
 
 

@@ -153,7 +153,7 @@ def without_bad(data: Dataset, inputs: Inputs) -> Dataset:
     if not inputs.bad:
         return data
     good = np.array([row for row in range(data.n) if row not in inputs.bad])
-    return replace(only_rows(data, good), notes=(*data.notes, *bad_inputs_note(dict(inputs.bad))))
+    return replace(only_rows(data, good), notes=(*data.notes, *bad_inputs_note(inputs.bad)))
 
 
 def _joined(
