@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosel.tables import estimate, paired_t_test
@@ -15,7 +15,6 @@ from crosel.tables import estimate, paired_t_test
 shares = st.floats(0, 100, allow_nan=False)
 
 
-@settings(deadline=None)
 @given(st.lists(shares, min_size=1, max_size=12))
 def test_mean_and_deviation(values: list[float]) -> None:
     mean, deviation, n = estimate(values)
@@ -34,7 +33,6 @@ def test_by_hand() -> None:
     assert test.p == pytest.approx(1 - test.t / math.sqrt(2 + test.t**2))  # closed form for two degrees of freedom
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(shares, shares), min_size=2, max_size=12))
 def test_paired_test_is_scipys(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]

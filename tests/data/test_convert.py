@@ -22,7 +22,7 @@ from crosel.errors import UserError
 
 
 @given(hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=20)), st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_summary_by_hand(sets, cells):
     sets[~sets.any(axis=1), 0] = True
     n, k = sets.shape

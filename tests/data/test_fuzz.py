@@ -31,7 +31,7 @@ from crosel.data.tree import read_tree
 from crosel.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+FUZZ = settings(max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
 SECONDS, MEGABYTES = 10, 512  # for a file of a few kilobytes, and for all of them together
 
 

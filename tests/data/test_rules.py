@@ -22,7 +22,7 @@ SHAPE = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6)
 
 
 @given(hnp.arrays(np.int32, SHAPE, elements=st.integers(0, 4)), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_at_least_by_hand(votes, least):
     for row, found in zip(votes.tolist(), at_least(votes, least).tolist(), strict=True):
         enough = [v >= least for v in row]
@@ -31,7 +31,7 @@ def test_at_least_by_hand(votes, least):
 
 
 @given(hnp.arrays(np.float64, SHAPE, elements=st.sampled_from([-1.0, 0.0, 0.25, 0.5, 2.0])), st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_top_m_by_hand(scores, m):
     for row, found in zip(scores.tolist(), top_m(scores, m).tolist(), strict=True):
         best = sorted(range(len(row)), key=lambda j: (-row[j], j))[:m]
@@ -42,7 +42,7 @@ def test_top_m_by_hand(scores, m):
     hnp.arrays(np.float64, SHAPE, elements=st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0])),
     st.sampled_from([0, 0.5, 0.9, 1]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_top_p_by_hand(scores, p):
     for row, found in zip(scores.tolist(), top_p(scores, p).tolist(), strict=True):
         total, mass, best = sum(row) or 1.0, 0.0, []

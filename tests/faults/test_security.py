@@ -74,7 +74,7 @@ def test_hostile_values_on_the_command_line(text: str, tmp_path: Path, crosel_cl
 
 
 @given(st.one_of(st.binary(max_size=200), st.text("ab:- \n[]{}&*!<'\"0123456789.~|>%@", max_size=80).map(str.encode)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_settings_of_anything(content: bytes) -> None:
     import tempfile
 

@@ -111,7 +111,7 @@ def test_csv_holds_no_formula_and_reads_back(tmp_path):
 names = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(names, min_size=5, max_size=5, unique=True), st.lists(names, min_size=5, max_size=5))
 def test_any_names_go_through_csv_and_jsonl(tmp_path_factory, classes, ids):
     folder = tmp_path_factory.mktemp("any")

@@ -26,7 +26,7 @@ def slow_cc(logits, candidates):
     return total / len(logits)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets())
 def test_loss_is_its_definition(drawn):
     logits, candidates = drawn

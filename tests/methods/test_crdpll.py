@@ -69,7 +69,7 @@ def three_views(logits):
     return [logits, logits.roll(1, dims=1), 0.5 * logits - 1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(logits_and_sets())
 def test_log_one_minus_p(drawn):
     logits, _ = drawn
@@ -90,7 +90,7 @@ def test_log_one_minus_p_at_ten_thousand():
     torch.testing.assert_close(value, torch.tensor([[-2e4 + math.log(2), 0.0, 0.0]]))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets(extreme=10.0))
 def test_losses_and_targets_are_their_definitions(drawn):
     logits, candidates = drawn
@@ -103,7 +103,7 @@ def test_losses_and_targets_are_their_definitions(drawn):
     torch.testing.assert_close(ours.double(), targets, atol=1e-5, rtol=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets(extreme=1e4))
 def test_targets_are_distributions_on_the_sets(drawn):
     logits, candidates = drawn
@@ -113,7 +113,7 @@ def test_targets_are_distributions_on_the_sets(drawn):
     torch.testing.assert_close(targets.sum(dim=1), torch.ones(len(logits)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(logits_and_sets(), st.randoms(use_true_random=False))
 def test_permutations(drawn, random):
     logits, candidates = drawn

@@ -45,7 +45,7 @@ def slow_weights(logits, candidates, epsilon=1e-8):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets())
 @example((torch.tensor([[18.0, 0.0]]), torch.tensor([[False, True]])))  # as little on the set as ε is
 def test_terms_and_weights_are_their_definitions(drawn):
@@ -58,7 +58,7 @@ def test_terms_and_weights_are_their_definitions(drawn):
     assert ours[1].item() == pytest.approx(outside, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets(extreme=5.0))
 def test_weights_are_a_distribution_on_either_side(drawn):
     logits, candidates = drawn
@@ -70,7 +70,7 @@ def test_weights_are_a_distribution_on_either_side(drawn):
     torch.testing.assert_close((weights * ~candidates).sum(dim=1), some.float(), atol=1e-2, rtol=0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(logits_and_sets(), st.randoms(use_true_random=False))
 def test_weights_follow_permutations(drawn, random):
     assert_follows_permutations(lws_weights, drawn, random)
@@ -115,7 +115,7 @@ def test_the_force_on_a_label_is_its_weight_times_the_slope():
         assert grad == pytest.approx(expected, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets())
 def test_cross_entropy_is_its_definition(drawn):
     logits, candidates = drawn

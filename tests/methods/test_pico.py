@@ -84,7 +84,7 @@ def test_info_nce_is_its_definition(temperature):
     assert info_nce_loss(queries, keys, queue, temperature).item() == pytest.approx(expected, rel=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(-1, 3), max_size=8))
 def test_supcon_is_its_definition(labels, queue_labels):
     b = len(labels)
@@ -131,7 +131,7 @@ def test_contrastive_losses_are_finite_at_tiny_temperatures(dtype):
     assert nce.item() == pytest.approx(2e4, rel=1e-3)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sampled_from([0.0, 0.5, 0.99]), st.booleans())
 def test_prototypes_are_the_loop(labels, momentum, fresh):
     queries, labels = unit(len(labels), 4), torch.tensor(labels)
@@ -153,7 +153,7 @@ def test_prototypes_follow_a_permutation_of_classes():
     torch.testing.assert_close(prototype_update(permuted, queries, order[labels], 0.9)[order], moved)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 7), st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_queue_is_first_in_first_out(size, batch_sizes):
     """Against a plain list, also where the end is passed and where a batch is longer than the queue."""
@@ -187,7 +187,7 @@ def test_best_candidate_stays_inside_the_set():
     assert best_candidate(scores, candidates).tolist() == [2, 0]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(0, 1), st.integers(0, 10_000))
 def test_disambiguated_weights_stay_distributions_on_the_sets(share, seed):
     candidates = random_sets(6, 4, seed)

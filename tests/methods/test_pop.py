@@ -44,7 +44,7 @@ def slow_purify(mean, candidates, threshold):
 thresholds = st.floats(1e-4, 0.99)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(logits_and_sets(), thresholds)
 def test_purify_is_its_definition(drawn, threshold):
     logits, candidates = drawn
@@ -55,7 +55,7 @@ def test_purify_is_its_definition(drawn, threshold):
     torch.testing.assert_close(weights, expected_weights)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(logits_and_sets(), thresholds)
 def test_the_likeliest_stays_and_sets_only_shrink(drawn, threshold):
     logits, candidates = drawn
@@ -71,7 +71,7 @@ def test_the_likeliest_stays_and_sets_only_shrink(drawn, threshold):
     torch.testing.assert_close(same, weights)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(logits_and_sets(), thresholds, st.randoms(use_true_random=False))
 def test_purify_follows_permutations_and_ignores_scale(drawn, threshold, random):
     logits, candidates = drawn
@@ -111,7 +111,7 @@ def test_settings_keep_the_threshold_under_one():
             PoPSettings(**wrong)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(logits_and_sets(extreme=10.0))
 def test_loss_is_its_definition(drawn):
     logits, candidates = drawn

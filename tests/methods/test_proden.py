@@ -37,7 +37,7 @@ def slow_weights(logits, candidates):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets())
 def test_loss_and_weights_are_their_definitions(drawn):
     logits, candidates = drawn
@@ -46,7 +46,7 @@ def test_loss_and_weights_are_their_definitions(drawn):
     assert proden_loss(logits.double(), expected).item() == pytest.approx(slow_loss(logits, expected), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(logits_and_sets(extreme=1e4))
 def test_weights_are_distributions_on_the_sets(drawn):
     logits, candidates = drawn
@@ -56,7 +56,7 @@ def test_weights_are_distributions_on_the_sets(drawn):
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(logits)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(logits_and_sets(), st.randoms(use_true_random=False))
 def test_weights_follow_permutations(drawn, random):
     assert_follows_permutations(proden_weights, drawn, random)

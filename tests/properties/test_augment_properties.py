@@ -20,7 +20,7 @@ shapes = st.one_of(
     st.tuples(st.integers(1, 30)),
 )
 seeds = st.integers(0, 2**31)
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 
 def batch(shape: tuple[int, ...], n: int, seed: int) -> Tensor:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crosel.bank import MemoryBank, Selection, label_is_stable
 
 torch.set_num_threads(1)
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 GRAINS = 64  # probabilities are multiples of 1/64: sums and comparisons with γ are exact in float32 and in float64
 CRITERIA = [c for size in range(4) for c in itertools.combinations((1, 2, 3), size)]

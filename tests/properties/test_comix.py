@@ -14,7 +14,7 @@ from crosel.losses import soft_cross_entropy
 from crosel.methods.crosel import comix_targets, mix, mixing_weight
 
 torch.set_num_threads(1)
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 temperatures = st.floats(0.05, 5.0)
 seeds = st.integers(0, 2**31)

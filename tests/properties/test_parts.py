@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 # --- who takes which rows ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=fused.MOST_PARTS).filter(any),
     channels=st.integers(1, 700),
@@ -90,7 +90,7 @@ def learnt(network: nn.Module, logits: list[Tensor]) -> dict[str, Tensor]:
     return {f"logits {i}": out.detach() for i, out in enumerate(logits)} | grads | dict(network.named_buffers())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(2, 6), min_size=1, max_size=5),
     side=st.integers(5, 9),

@@ -77,7 +77,7 @@ EXAMPLES = made_up(150)
 DECISIONS = some_decisions(EXAMPLES, 70)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(query=queries, backwards=st.booleans())
 def test_filters_agree_with_the_slow_way(query: Query, backwards: bool) -> None:
     if backwards:

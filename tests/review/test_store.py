@@ -23,7 +23,7 @@ decided = st.builds(
     lambda kind, label: Decision(kind, -1 if kind == "skip" else label), st.sampled_from(KINDS), st.integers(0, 2)
 )
 steps = st.lists(st.one_of(st.tuples(st.integers(0, len(IDS) - 1), decided), st.none()), max_size=30)  # None: undo
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Slow:
