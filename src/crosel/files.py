@@ -123,13 +123,12 @@ def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object], durable:
 
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder survive a power cut, where the system can."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some file systems cannot; the file itself is safe
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot; the file itself is safe
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove_stray(folder: Path) -> None:

@@ -67,7 +67,7 @@ def as_inputs(x: Any, place: str, first_row: int = 0) -> Array:
     in chunks, `first_row` is where this one begins: errors count from the start of the file.
     """
     x = np.asarray(x)
-    if x.dtype == object or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
         raise UserError(f"{place}: expected numbers, found {x.dtype}")
     if x.ndim not in (2, 3, 4):
         raise UserError(f"{place}: expected features [n, d] or images [n, h, w] or [n, h, w, c], got shape {x.shape}")

@@ -207,8 +207,8 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
 
 def is_test_row(cell: Any) -> bool:
     """Whether a row is for testing."""
-    word = cell.strip().lower() if isinstance(cell, str) else "train" if cell is None else ""
-    if word not in ("train", "test", "") or (word == "" and not isinstance(cell, str)):
+    word = "" if cell is None else cell.strip().lower() if isinstance(cell, str) else None
+    if word not in ("train", "test", ""):
         raise ValueError(f"{shown(cell)} is neither train nor test")
     return word == "test"
 

@@ -65,7 +65,7 @@ def as_bytes(images: Any, kind: str) -> Array:
     x: Array = np.asarray(images)
     if x.dtype == np.uint8:
         return x if x.flags.writeable else x.copy()  # torch warns of arrays it may not write to
-    if x.dtype == object or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
         raise UserError(f"X: expected numbers, found {x.dtype}")
     if np.issubdtype(x.dtype, np.complexfloating):
         raise UserError("X: complex numbers cannot be used")

@@ -24,7 +24,7 @@ def nice_step(span: float) -> float:
     """The smallest of 1, 2, 2.5, 5 times a power of ten that cuts the span into at most five parts."""
     rough = span / 5
     scale = 10.0 ** math.floor(math.log10(rough))
-    return next((f * scale for f in (1, 2, 2.5, 5, 10) if f * scale >= rough * (1 - 1e-9)), 10 * scale)
+    return next((f * scale for f in (1, 2, 2.5, 5) if f * scale >= rough * (1 - 1e-9)), 10 * scale)
 
 
 def ticks(low: float, high: float) -> list[float]:

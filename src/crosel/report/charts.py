@@ -94,7 +94,7 @@ def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Seq
             drawing.add(Text(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11))
     for i, text in enumerate(classes if longest else ()):
         drawing.add(Text(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
-        drawing.add(Text(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)] or "", "middle", "text", 11))
+        drawing.add(Text(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)], "middle", "text", 11))
     drawing.add(Text(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle"))
     right = int(np.trace(counts))
     return Figure(name, title, drawing, f"{title}: {right:,} of {int(counts.sum()):,} on the diagonal")
@@ -109,9 +109,9 @@ def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], class
     drawing = Drawing(WIDTH, 300)
     found, counts = np.unique(labels, return_counts=True)
     order = found[np.argsort(-counts, kind="stable")]
-    own = sorted(order[:COLOURS].tolist()) if len(order) > COLOURS else order.tolist()
+    own = sorted(order[:COLOURS].tolist())
     rest = ~np.isin(labels, own)
-    groups = [*((j, colour(i), labels == j) for i, j in enumerate(sorted(own)))]
+    groups = [(j, colour(i), labels == j) for i, j in enumerate(own)]
     if rest.any():
         drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
     for _, ink, mask in groups:

@@ -137,7 +137,7 @@ def apply_corrections(data: Dataset, corrections: dict[int, int]) -> Dataset:
     rows, labels = np.array(list(corrections)), np.array(list(corrections.values()))
     changed: dict[str, Any] = {}
     for name in ("candidates", "weights"):  # both are [n, k], and 0 outside the set
-        table = getattr(data, name, None)
+        table = getattr(data, name)
         if table is not None:
             table = table.copy()
             table[rows] = 0

@@ -159,7 +159,7 @@ class DecisionLog:
         self._lock = threading.Lock()
         with disk_errors(path, elsewhere="copy the run folder to a writable place and review the copy"):
             new = not path.exists()
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             claim(self._file, f"{path} is open in another review of this run; use that one, or stop it")
             self.decisions = Decisions(len(ids))
