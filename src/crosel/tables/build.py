@@ -5,7 +5,7 @@ Accuracies on held-out training examples, by which settings are chosen, never st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,15 +110,15 @@ def _table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Tab
 def _row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
     first = members[0]
 
-    def mean(value: Callable[[Run], float | None]) -> Estimate | None:
-        found = [number for number in map(value, members) if number is not None]
+    def mean(values: Iterable[float | None]) -> Estimate | None:
+        found = [value for value in values if value is not None]
         return estimate(found) if found else None
 
     def metric(run: Run, key: str) -> float | None:
         value = run.last.get(key)
         return 100 * float(value) if isinstance(value, int | float) else None
 
-    metrics = {name: mean(lambda run, key=key: metric(run, key)) for name, key in _KEYS.items()}  # type: ignore[misc]
+    metrics = {name: mean(metric(run, key) for run in members) for name, key in _KEYS.items()}
     accuracies = {run.seed: metric(run, _KEYS["accuracy"]) for run in members}
     memory = [run.peak_memory_mib for run in members if run.peak_memory_mib is not None]
     return Row(
@@ -129,8 +129,8 @@ def _row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
         tuple(run.seed for run in members),
         {name: value for name, value in metrics.items() if value is not None},
         figures(first.dataset, first.rule, first.method, first.settings, beside),
-        mean(lambda run: run.seconds),
-        mean(lambda run: run.images_per_second),
+        mean(run.seconds for run in members),
+        mean(run.images_per_second for run in members),
         max(memory) if memory else None,
         tuple(dict.fromkeys(run.hardware for run in members if run.hardware)),
         {seed: value for seed, value in accuracies.items() if value is not None},

@@ -88,17 +88,15 @@ def collect(folders: Iterable[Path]) -> Collection:
         for path in find_runs(folder):
             paths.setdefault(path.resolve(), path)
     found: list[Run] = []
-    unfinished, problems = [], []
+    unfinished: list[Run] = []
+    problems: list[str] = []
     for path in sorted(paths.values()):
         try:
             run = read_run(path)
         except UserError as error:
             problems.append(str(error))
-            continue
-        if not run.finished:
-            unfinished.append(run)
-            continue
-        found.append(run)
+        else:
+            (found if run.finished else unfinished).append(run)
     runs: dict[tuple[str, int], Run] = {}
     for run in _with_splits_of_seeds(found):
         twin = runs.setdefault((run.key, run.seed), run)
