@@ -37,7 +37,6 @@ from crosel.data.vocabulary import (
     looks_joined,
     looks_listed,
     may_be_unknown,
-    set_matrix,
 )
 from crosel.errors import UserError
 from crosel.limits import shown
@@ -199,7 +198,9 @@ def _matrices(
             known[names] = [index_of(name, vocabulary, table.place, int(train[at]), "candidates") for name in names]
         rows += [at] * len(names)
         columns += known[names]
-    matrix = set_matrix(rows, columns, n, k, table.path)
+    check_cells(n, k, 1, table.path)
+    matrix = np.zeros((n, k), dtype=bool)
+    matrix[rows, columns] = True
     if weights is None:
         return matrix, None
     check_cells(n, k, 4, table.path)

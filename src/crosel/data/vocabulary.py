@@ -10,9 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from crosel.errors import UserError, did_you_mean
 from crosel.limits import check_bytes, shown, spoils_lines
 
@@ -223,10 +220,3 @@ def looks_joined(names: Sequence[str], what: str = "set", marks: str = ",;/| ") 
 
 def check_cells(n: int, k: int, bytes_each: int, place: object) -> None:
     check_bytes(n * k * bytes_each, f"a table of {n:,} examples and {k:,} classes", place)
-
-
-def set_matrix(rows: Sequence[int], columns: Sequence[int], n: int, k: int, place: object) -> NDArray[np.bool_]:
-    check_cells(n, k, 1, place)
-    sets = np.zeros((n, k), dtype=bool)
-    sets[np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)] = True
-    return sets
