@@ -44,7 +44,7 @@ def comparison_page(runs: Sequence[RunData], inputs: Sequence[Inputs], ids: coun
 
 def results(runs: Sequence[RunData]) -> str:
     found = [(key, name) for key, name, _ in RESULTS if any(run.last(key) is not None for run in runs)]
-    best = {key: max((v for run in runs if (v := run.last(key)) is not None), default=None) for key, _ in found}
+    best = max((v for run in runs if (v := run.last("test_accuracy")) is not None), default=None)
     rows = []
     for run in runs:
         row = [escape(run.name), escape(run.method_title), escape(run.config.network.name)]
@@ -52,7 +52,7 @@ def results(runs: Sequence[RunData]) -> str:
         for key, _ in found:
             value = run.last(key)
             text = "–" if value is None else percent(value)
-            row.append(f"<b>{text}</b>" if key == "test_accuracy" and value == best[key] else text)
+            row.append(f"<b>{text}</b>" if key == "test_accuracy" and value == best else text)
         rows.append([*row, f"{run.set_sizes.mean():.2f}", duration(run.seconds)])
     head = ("run", "method", "network", "seed", "epochs", *(name for _, name in found), "mean set size", "time")
     return table("Last epoch of each run", head, rows, "numbers results")

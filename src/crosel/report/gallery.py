@@ -97,13 +97,10 @@ def _bars(run: RunData, labels: Labels, i: int) -> str:
     items = []
     for label, p, inside in found:
         given = label == int(labels.labels[i])
-        marks = [
-            *(["outside"] if not inside else []),
-            *(["true"] if label == truth and not given else []),
-        ]  # fmt: skip
-        words = "".join(f' <em class="{mark}">{mark}</em>' for mark in marks)
+        marks = {"outside": not inside, "true": label == truth and not given}
+        words = "".join(f' <em class="{mark}">{mark}</em>' for mark, holds in marks.items() if holds)
         value = "" if p is None else f'{bar(p)}<span class="p">{_short(p)}</span>'
-        kind = " ".join((["given"] if given else []) + (["beyond"] if not inside else []))
+        kind = " ".join(word for word, holds in (("given", given), ("beyond", not inside)) if holds)
         items.append(f'<li class="{kind}"><span class="w">{escape(run.classes[label])}{words}</span>{value}</li>')
     if more:
         items.append(f'<li class="more">and {more} more</li>')
