@@ -1,5 +1,5 @@
 """The ways in which a command ends early, each with its exit code: `UserError` for everything a user can mend.
-And `tell`, for what ends nothing."""
+And the words that messages are made of, with `tell` for those that end nothing."""
 
 from __future__ import annotations
 

@@ -103,10 +103,12 @@ class Session:
 
     def statistics(self) -> list[Tensor]:
         """Running statistics of batch norm, which each rank takes from its own rows."""
-        tensors = dict(self.method.named_buffers()) | prefixed(
-            "average", self.average.state_dict() if self.average else {}
-        )
+        tensors = dict(self.method.named_buffers()) | self._averaged()
         return [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
+
+    def _averaged(self) -> dict[str, Tensor]:
+        """The averaged weights, if there are any, by the names that a checkpoint has for them."""
+        return prefixed("average", self.average.state_dict()) if self.average else {}
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -120,7 +122,7 @@ class Session:
             **prefixed("method", self.method.state_dict()),
             **prefixed("normalise", self.normalise.state_dict()),
             **optimiser_state(self.optimiser, self.method),
-            **prefixed("average", self.average.state_dict() if self.average else {}),
+            **self._averaged(),
             **prefixed("sums", p.sums if p.step else {}),
             "generator": self.generator.get_state(),
         }

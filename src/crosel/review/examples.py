@@ -88,7 +88,7 @@ class Examples:
             else:  # the run's label first, then by probability, or by class where there are none
                 ranked = inside if own is None else sorted(inside, key=own.__getitem__, reverse=True)
                 shown = [label, *(j for j in ranked if j != label)][:SHOWN]
-                keys = KEYS[: len(shown)]  # type: ignore[assignment]
+                keys = list(KEYS[: len(shown)])
             sure = round(confidence[i], 4)
             given = [sure if j == label else None for j in shown] if own is None else [round(own[j], 4) for j in shown]
             card: dict[str, Any] = {
