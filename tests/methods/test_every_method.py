@@ -103,6 +103,13 @@ def test_a_step_never_waits_for_the_device(name: str, epoch: int) -> None:
     assert_never_waits(make(methods()[name]), epoch)
 
 
+IN_BFLOAT16 = [
+    *((name, {}) for name in NAMES),
+    ("lws", {"loss": "cross-entropy"}),
+    ("crosel", {"average": "probabilities"}),
+]
+
+
 class Coarse(ToyNetwork):
     """Rounds its logits and features to bfloat16, as on a GPU, and gives them out in this type."""
 
@@ -115,7 +122,7 @@ class Coarse(ToyNetwork):
         return super().classify(features).bfloat16().to(self.given_as)
 
 
-@pytest.mark.parametrize(("name", "settings"), [*((name, {}) for name in NAMES), ("lws", {"loss": "cross-entropy"})])
+@pytest.mark.parametrize(("name", "settings"), IN_BFLOAT16)
 def test_what_comes_in_bfloat16_is_computed_in_float32(name: str, settings: dict[str, str]) -> None:
     """The same logits in both types: losses and tables must not feel which it was."""
     kind, found = methods()[name], []
@@ -130,7 +137,9 @@ def test_what_comes_in_bfloat16_is_computed_in_float32(name: str, settings: dict
             losses = method.loss(drawn, generator)
             method.after_step(drawn)
             with torch.no_grad():
-                method.observe(slice(0, 24), method.outputs(torch.randn(24, 6, generator=generator)))
+                outputs = method.outputs(torch.randn(24, 6, generator=generator))
+                method.observe(slice(0, 24), outputs)
+                values[f"predictions of epoch {epoch}"] = method.combine(outputs)
             method.end_epoch(epoch)
             values |= {f"{part} of epoch {epoch}": value for part, value in losses.report.items()}
         found.append(values | method.state_dict())
