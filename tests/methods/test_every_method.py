@@ -187,6 +187,22 @@ def test_resume_equals_a_straight_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_training_does_not_feel_how_often_it_is_measured(name: str) -> None:
+    """CroSel's bank must see every epoch, also those that are not measured."""
+    data, longer = small_data(**small_arrays(n=64)), ["method.bank_length=3"] if name == "crosel" else []
+    often, seldom = (session(name, f"train.evaluate_every={every}", *longer, epochs=5, data=data) for every in (1, 2))
+    fit(often)
+    fit(seldom)
+    assert different(bits(often), bits(seldom)) == []
+    for row, other in zip(often.progress.rows, seldom.progress.rows, strict=True):
+        measured = {"test_accuracy", *(() if name == "crosel" else ("covering_rate", "approximated_accuracy"))}
+        assert (measured <= set(other)) == (row["epoch"] in (2, 4, 5)), "every second epoch, and the last"
+        assert measured <= set(row)
+        assert other["loss"] == row["loss"]
+        assert all(other[key] == row[key] for key in measured & set(other))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_learns_on_digits(name: str, tmp_path: Path) -> None:
     """Far above chance (10 %) after a few epochs; what each reaches with time stands in docs/comparison.md."""
     settings = ["network.width=16", "train.batch_size=64", *(["method.warmup=6"] if name == "crosel" else [])]

@@ -231,6 +231,7 @@ def settings_of(name: str, **values: object) -> MethodSettings:
         ),
         (settings_of("crosel", least_selected=50), 9, []),
         (settings_of("crosel", scope="none"), 9, []),
+        (settings_of("crosel", outside_gamma=0.9), 9, []),
         (settings_of("crosel", outside_gamma=0.5), 9, []),  # the flags of the labels follow it
     ],
 )
