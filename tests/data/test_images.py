@@ -150,6 +150,7 @@ def test_folder_for_each_class(tmp_path):
     (tmp_path / "empty").mkdir()
     data = load(str(tmp_path), None, SMALL)
     assert data.classes == ("cat", "dog")
+    assert data.notes == ("folders without images, left out: empty",)
     assert data.y.tolist() == [0, 0, 1]
     assert data.x[:, 0, 0, 0].tolist() == [10, 20, 30]
     assert data.ids == ("cat/1.png", "cat/deep/2.png", "dog/1.png")

@@ -435,7 +435,7 @@ BAD_CSV = {
     "same id": (H + "a,x,1,2\nb,x,1,2\na,y,3,4\n", "line 4, column 'id': id 'a' was already given in line 2"),
     "short row": (H + "a,x,1\n", "line 2, column 3: 3 cells for 4 columns; fill in the rest"),
     "long row": (H + "a,x,1,2,3\n", "line 2, column 5: 5 cells for 4 columns; put a cell that contains"),
-    "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row"),
+    "open quote": (H + 'a,x,1,2\n"b,x,1,2\n', "line 3: not a valid csv row (a quote is opened here"),
     "empty set": (H + "a,,1,2\n", "line 2, column 'candidates': an empty set; give it at least one label"),
     "unseen": (H + "a,x|\u200b,1,2\n", "line 2, column 'candidates': an empty label"),
     "empty part": (H + "a,x||y,1,2\n", "line 2, column 'candidates': an empty label"),

@@ -11,7 +11,7 @@ from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
 from crosel.bench.execute import EXECUTORS, find_executor, run_cells
 from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites, with_seeds
 from crosel.data.sources import check_there
-from crosel.errors import UserError
+from crosel.errors import UserError, counted
 
 if TYPE_CHECKING:
     from crosel.bench.search import Found
@@ -49,7 +49,7 @@ def run_suite(
     if on == "local":  # on a cluster, the data are where the workers are
         _check_data([cell for cell in cells if standing(cell, options.folder(cell)) is None])
     board = Board(cells, options, quiet=quiet)
-    board.say(f"{suite.title}: {len(cells)} cells, in {out}")
+    board.say(f"{suite.title}: {counted(len(cells), 'cell')}, in {out}")
     return run_cells(cells, options, execute, board)
 
 

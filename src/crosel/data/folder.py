@@ -10,7 +10,7 @@ from crosel.data.images import bad_inputs_note, read_usable_images
 from crosel.data.inputs import list_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
-from crosel.errors import UserError
+from crosel.errors import UserError, some_of
 
 
 def _classes(folder: Path) -> list[Path]:
@@ -34,7 +34,8 @@ def _gather(folders: list[Path]) -> tuple[list[Path], list[str]]:
 def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     classes = _classes(folder)
     split = [path.name for path in classes] == ["test", "train"]
-    train = _gather(_classes(folder / "train") if split else classes)
+    classes = _classes(folder / "train") if split else classes
+    train = _gather(classes)
     test = _gather(_classes(folder / "test")) if split else ([], [])
     if not train[0]:
         raise UserError(
@@ -46,6 +47,9 @@ def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None 
         y, y_test = ([vocabulary[name] for name in part[1]] for part in (train, test))
     except ValueError as error:
         raise UserError(f"{folder}: the folder {error}") from None
+    filled = set(train[1])
+    empty = [name for name in (label_name(path.name) for path in classes) if name not in filled]
+    notes = [f"folders without images, left out: {some_of(empty, 8)}"] if empty else []
     x, bad = read_usable_images([*train[0], *test[0]], settings, None, folder, progress)
     n = len(y)
     keep = [row for row in range(n) if row not in bad]
@@ -54,5 +58,5 @@ def read_folder(folder: Path, settings: DataSettings, progress: OnImages | None 
         x[:n][keep], y=[y[row] for row in keep], x_test=x[n:][keep_test] if keep_test else None,
         y_test=[y_test[row] for row in keep_test] or None, classes=vocabulary.classes,
         ids=[train[0][row].relative_to(folder).as_posix() for row in keep], place=str(folder),
-        notes=tuple(bad_inputs_note(bad)),
+        notes=(*notes, *bad_inputs_note(bad)),
     )  # fmt: skip
