@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,41 @@ def test_the_bank_is_filled_by_the_trained_weights() -> None:
     fit(averaged)
     for one, other in zip(plain.method.state_dict().values(), averaged.method.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_run_averages_every_step_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kept <- kept + (live - kept) · max(1 - decay, 1 / steps before the epoch + 1), by hand along a run."""
+    s = session("cc", average=0.9)
+    assert s.average is not None
+    live = s.method.networks[0].head.weight
+    kept, steps, real = live.detach().double().clone(), 0, s.optimiser.step
+
+    def step() -> None:
+        nonlocal kept, steps
+        real()
+        weight = max(1 - 0.9, 1 / (steps // s.steps * s.steps + 1))
+        kept = kept + weight * (live.detach().double() - kept)
+        steps += 1
+
+    monkeypatch.setattr(s.optimiser, "step", step)
+    fit(s)
+    assert steps == 4 * s.steps > 4
+    found = s.average.state_dict()["0.head.weight"]
+    torch.testing.assert_close(found.double(), kept, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, live)
+
+
+def test_statistics_are_refreshed_for_the_weights_that_predict() -> None:
+    """One batch holds all 60 examples: the trained weights and their average each get the means they make of these."""
+    s = session("cc", average=0.9, refresh=1)
+    fit(s)
+    assert s.average is not None
+    first, norm = s.method.networks[0].body[0], s.method.networks[0].body[1]
+    x = s.normalise(torch.from_numpy(s.data.x))
+    means = []
+    for standing in (nullcontext(), s.average.in_place()):
+        with standing, torch.no_grad():
+            means.append(norm.running_mean.clone())
+            torch.testing.assert_close(means[-1], first(x).mean(dim=0), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(norm.running_var, first(x).var(dim=0), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(*means)
