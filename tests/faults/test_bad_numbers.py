@@ -14,6 +14,7 @@ from _runs import checkpoints, metrics
 from _sessions import NAMES, bits, different, make_session, small_data
 from _support import CroselCli, small_arrays
 
+from crosel import finite
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged
 from crosel.finite import diverged
@@ -141,6 +142,12 @@ def test_skipping_changes_nothing_where_nothing_is_skipped() -> None:
         for row, other in zip(rows, others, strict=True):
             assert other.pop("skipped_batches") == 0
             assert row["loss"] == other["loss"]
+
+
+def test_the_mean_loss_is_that_of_the_batches_that_count() -> None:
+    session = make_session("cc", "train.bad_batches=skip")
+    session.progress.sums |= {"loss": torch.tensor(6.0), finite.SKIPPED: torch.tensor(1.0)}
+    assert finite.means(session, 1) == {"loss": 6.0 / (STEPS - 1), finite.SKIPPED: 1}
 
 
 def test_an_epoch_in_which_all_was_skipped_ends_the_run() -> None:
