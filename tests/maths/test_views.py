@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crosel.augment import AugmentSettings, ImageView, Op, make_views
 from crosel.augment.parts import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
-from crosel.augment.policies import POLICIES, policy_entries, policy_value, strong_value
+from crosel.augment.policies import POLICIES, policy_entries, policy_value, strong_entries, strong_value
 from crosel.config import build_config
 
 torch.set_num_threads(1)
@@ -489,3 +489,19 @@ def test_settings_describe_themselves() -> None:
     assert all(field.description for field in AugmentSettings.model_fields.values())
     with pytest.raises(ValidationError):
         AugmentSettings().flip = False
+
+
+def test_strong_entries_have_both_ends_of_the_magnitudes() -> None:
+    turns = {value for op, value in strong_entries((1, 9), 32, 32) if op is Op.ROTATE}
+    assert turns == {sign * 3.0 * v for v in range(1, 10) for sign in (1, -1)}
+
+
+def test_boxes_of_wide_images_by_hand() -> None:
+    """In pixels: area and ratio as drawn, and left and top anywhere that the box fits."""
+    u = torch.rand(2000, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    left, top, wide, high = ResizedCrop((3, 30, 40), flip=True).plan(u, u.long())["box"].unbind(1)
+    area, ratio = (0.2 + 0.8 * u[:, 1]) * 30 * 40, (4 / 3) ** (2 * u[:, 2] - 1)
+    torch.testing.assert_close(wide * 40, (area * ratio).sqrt().clamp(max=40))
+    torch.testing.assert_close(high * 30, (area / ratio).sqrt().clamp(max=30))
+    torch.testing.assert_close(left, u[:, 3] * (1 - wide))
+    torch.testing.assert_close(top, u[:, 4] * (1 - high))
