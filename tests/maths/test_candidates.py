@@ -140,10 +140,10 @@ def test_uniform_sets_draw_every_wrong_label_alike():
 
 
 def test_uniform_sets_of_many_classes():
-    """C(1000, s) is beyond floats; the sizes still come out around the half."""
-    sizes = uniform_sets(np.zeros(300, dtype=int), 1000, seed=0).sum(axis=1)
-    assert sizes.mean() == pytest.approx(500, abs=5)
-    assert sizes.std() == pytest.approx(math.sqrt(250), rel=0.25)
+    """C(1100, s) is beyond floats; the sizes still come out around the half."""
+    sizes = uniform_sets(np.zeros(300, dtype=int), 1100, seed=0).sum(axis=1)
+    assert sizes.mean() == pytest.approx(550, abs=5)
+    assert sizes.std() == pytest.approx(math.sqrt(275), rel=0.25)
 
 
 def test_uniform_sets_need_two_classes():
