@@ -90,7 +90,7 @@ def figures() -> dict[str, Figure]:
     }
     ablations = {
         "all of CroSel": rows("cifar10-fast-ablations/nothing-seed0"),
-        "unselected only": rows("cifar10-fast-ablations/comix-of-the-unselected-seed0"),
+        "unselected": rows("cifar10-fast-ablations/comix-of-the-unselected-seed0"),
         "λ_d = 2": rows("cifar10-fast-ablations/lambda-2-fixed-seed0"),
         "one network": rows("cifar10-fast-ablations/one-network-seed0"),
         "no co-mix": rows("cifar10-fast-ablations/without-comix-seed0"),
