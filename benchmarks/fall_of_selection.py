@@ -208,6 +208,7 @@ ARMS: dict[str, Arm] = {
     "T 0.5 from the start": (("method.temperature_start=0.5",), None),
     "λ_cr from 0": (("method.lambda_cr_start=0",), None),
     "λ_cr 1": (("method.lambda_cr=1",), None),
+    "co-mix on the unselected": (("method.scope=unselected",), None),
     "no MixUp": (("method.alpha=0.001",), None),  # the larger share is 1 but for one step in a thousand
     "two weak views": ((), weak_only),
     "two weak views, no MixUp": (("method.alpha=0.001",), weak_only),
