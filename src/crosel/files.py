@@ -52,7 +52,8 @@ def keep_apart(out: Path, *sources: Path | str | None, rewrites: str = "") -> No
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
             raise UserError(f"{out}: this is the source itself; choose another name")
-    if out.name in _OF_A_RUN - {rewrites} and out.exists() and (out.parent / "config.yaml").exists():
+    beside = (out.parent / name for name in ("config.yaml", "environment.json"))  # a config alone may be the user's
+    if out.name in _OF_A_RUN - {rewrites} and out.exists() and all(path.exists() for path in beside):
         raise UserError(f"{out}: this file belongs to the run; choose another name")
 
 

@@ -651,6 +651,12 @@ def test_one_image_is_enough(tiny_run: TinyRun, images: Path, tmp_path):
     (alone,) = predicted(tiny_run.path, images / "png" / "a" / "0.png", tmp_path / "one.JSONL")
     assert alone["id"] == "0.png"
     assert tops([alone]) == tops(whole[:1])
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    for source in (bad, tmp_path):  # the folder says nothing that the path does not
+        with pytest.raises(UserError) as error:
+            predict_file(tiny_run.path, source, tmp_path / "p.csv", 1, CPU)
+        assert str(error.value) == f"{bad}: not an image that Pillow can read; replace it, or leave it out"
 
 
 def test_images_on_another_scale_are_told_of(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
@@ -758,3 +764,10 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
         assert refused.code == 2
         assert re.search("this is the source itself|this file belongs to the run", refused.err)
         assert command[-1].read_bytes() == before
+
+
+def test_a_folder_with_a_config_is_no_run_yet(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    (tmp_path / "config.yaml").write_text("train: {epochs: 2}\n")
+    (tmp_path / "sets.csv").write_text("id,candidates,f\na,x|y,1\nb,y,2\n")
+    command = ("candidates", tmp_path / "sets.csv", "--out", tmp_path / "candidates.npz")
+    assert [crosel_cli(*command).code for _ in range(2)] == [0, 0]

@@ -146,7 +146,7 @@ def open_inputs(
         if suffix == ".npz":
             yield from _npz(path, form)
         elif suffix in SUFFIXES:
-            yield from _images(iter([(path.name, path, str(path))]), form, path)
+            yield from _images(iter([(path.name, path, "")]), form, path)
         elif suffix in (".csv", ".tsv"):
             yield from _csv(path, form)
         elif suffix in (".jsonl", ".ndjson"):
