@@ -6,7 +6,7 @@ Plain SVG, so that the same runs give the same bytes: a test draws them again an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -33,7 +33,7 @@ class Figure:
     title: str
     source: str  # where under results/ the numbers are
     lines: Sequence[Line]
-    top: float  # the y axis goes from 0 (or `bottom`) to here
+    top: float = 1.0  # where the y axis ends
     bottom: float = 0.0
     percent: bool = True
     mark: tuple[float, str] | None = None  # a vertical line: epoch, text
@@ -50,6 +50,10 @@ def line(name: str, run: Sequence[Row], metric: str) -> Line:
     return Line(name, [(float(r["epoch"]), float(r[metric])) for r in run if r.get(metric) is not None])
 
 
+def lines(runs: Mapping[str, Sequence[Row]], metric: str) -> list[Line]:
+    return [line(name, run, metric) for name, run in runs.items()]
+
+
 def mean_line(name: str, runs: Sequence[Sequence[Row]], metric: str) -> Line:
     """The mean over seeds, epoch by epoch."""
     together = zip(*runs, strict=True)
@@ -64,118 +68,145 @@ def end_of_warm_up(run: Sequence[Row]) -> tuple[float, str]:
 
 
 def figures() -> dict[str, Figure]:
-    cifar = rows("cifar10-q0.5/crosel-seed0")
-    selecting = [row for row in cifar if row["phase"] == "selection"]
-    mark = end_of_warm_up(cifar)
+    return one_run() | by_ambiguity() | one_change() | ablations() | schedules() | long_runs()
+
+
+def one_run() -> dict[str, Figure]:
+    folder = "cifar10-q0.5/crosel-seed0"
+    run = rows(folder)
+    selecting = [row for row in run if row["phase"] == "selection"]
+    methods = {title: rows(f"cifar10-q0.5/{name}-seed0")
+               for name, title in (("crosel", "CroSel"), ("proden", "PRODEN"), ("cc", "CC"))}  # fmt: skip
+    return {
+        "selection": Figure(
+            "CIFAR-10, q = 0.5: what one run selects, and how right it is", folder,
+            [line("S-acc", run, "oracle_selection_accuracy"), line("covering rate", run, "covering_rate"),
+             line("test accuracy", run, "test_accuracy"), line("S-ratio", run, "selection_ratio")],
+            mark=end_of_warm_up(run),
+        ),
+        "losses": Figure(
+            "The same run: the weight of co-mix falls as more is selected", folder,
+            [line("λ_d", selecting, "lambda_d"), line("co-mix loss", run, "loss_comix"),
+             line("loss on selected labels", run, "loss_selected")], top=2, percent=False, mark=end_of_warm_up(run),
+        ),
+        "methods": Figure(
+            "CIFAR-10, q = 0.5: test accuracy of three methods", "cifar10-q0.5",
+            lines(methods, "test_accuracy"), bottom=0.25,
+        ),
+    }  # fmt: skip
+
+
+def by_ambiguity() -> dict[str, Figure]:
     digits = {q: [rows(f"digits-q{q}/crosel-seed{seed}") for seed in range(3)] for q in ("0.3", "0.5")}
-    study = {name: rows(f"cifar10-q0.5-study/{name}") for name in "ABCD"}
-    schedules = {
-        "λ_cr = 1": rows("cifar10-q0.5-60-epochs/crosel-seed0"),
-        "long warm-up, restart": rows("cifar10-q0.5-restart/crosel-seed0"),
-        "λ_cr from 1 to 4": rows("cifar10-q0.5-10min/crosel-seed0"),
+    cifar = {f"q = {q}": rows(f"cifar10-q{q}-10min/crosel-seed0") for q in ("0.1", "0.3", "0.5")}
+    return {
+        "ambiguity": Figure(
+            "Digits: share selected, mean of three seeds", "digits-q0.3, digits-q0.5",
+            [mean_line(f"q = {q}", runs, "selection_ratio") for q, runs in digits.items()],
+            mark=end_of_warm_up(digits["0.3"][0]),
+        ),
+        "ambiguity-cifar10": Figure(
+            "CIFAR-10, WRN-16-8, 70 epochs: share selected", "cifar10-q…-10min/crosel-seed0",
+            lines(cifar, "selection_ratio"), mark=end_of_warm_up(cifar["q = 0.5"]),
+        ),
+    }  # fmt: skip
+
+
+def one_change() -> dict[str, Figure]:
+    early = {
+        "A: T = 1, λ_cr = 4": rows("cifar10-q0.5-study/A"),
+        "B: T 1 → 0.5, λ_cr = 1": rows("cifar10-q0.5-study/B"),
+        "C: as B, γ from 0.6": rows("cifar10-q0.5-study/C"),
+        "D: T = 0.5, γ from 0.6": rows("cifar10-q0.5-study/D"),
     }
-    svhn = rows("svhn-q0.5-15min/crosel-seed0")
-    hundred = {
-        "q = 0.1": rows("cifar100-q0.1-30min/crosel-seed0"),
-        "superclass": rows("cifar100-superclass-q0.5-30min/crosel-seed0"),
-    }
-    half_hour = rows("cifar10-q0.5-30min/crosel-seed0")
-    by_q = {q: rows(f"cifar10-q{q}-10min/crosel-seed0") for q in ("0.1", "0.3", "0.5")}
+    as_it_is = rows("cifar10-study/nothing-seed0")
     cells = {
-        "as it is": rows("cifar10-study/nothing-seed0"),
+        "as it is": as_it_is,
         "T = 0.5 at once": rows("cifar10-study/T-0.5-from-the-start-seed0"),
         "λ_cr = 4 at once": rows("cifar10-study/lambda-4-from-the-start-seed0"),
         "α = 0.25": rows("cifar10-study/milder-mixup-seed0"),
         "milder views": rows("cifar10-study/milder-strong-views-seed0"),
     }
-    ablations = {
-        "all of CroSel": rows("cifar10-fast-ablations/nothing-seed0"),
-        "unselected": rows("cifar10-fast-ablations/comix-of-the-unselected-seed0"),
-        "λ_d = 2": rows("cifar10-fast-ablations/lambda-2-fixed-seed0"),
-        "one network": rows("cifar10-fast-ablations/one-network-seed0"),
-        "no co-mix": rows("cifar10-fast-ablations/without-comix-seed0"),
-    }
     stalled = {
-        "as it is": cells["as it is"],
+        "as it is": as_it_is,
         "targets in eval mode": rows("cifar10-study/targets-in-eval-mode-seed0"),
         "3 epochs of warm-up": rows("cifar10-study/warm-up-3-seed0"),
     }
-    where = "cifar10-q0.5-60-epochs, cifar10-q0.5-restart, cifar10-q0.5-10min/crosel-seed0"
     return {
-        "selection": Figure(
-            "CIFAR-10, q = 0.5: what one run selects, and how right it is", "cifar10-q0.5/crosel-seed0",
-            [line("S-acc", cifar, "oracle_selection_accuracy"),
-             line("covering rate", cifar, "covering_rate"), line("test accuracy", cifar, "test_accuracy"),
-             line("S-ratio", cifar, "selection_ratio")], 1, mark=mark,
-        ),
-        "losses": Figure(
-            "The same run: the weight of co-mix falls as more is selected", "cifar10-q0.5/crosel-seed0",
-            [line("λ_d", selecting, "lambda_d"), line("co-mix loss", cifar, "loss_comix"),
-             line("loss on selected labels", cifar, "loss_selected")], 2.0, percent=False, mark=mark,
-        ),
-        "methods": Figure(
-            "CIFAR-10, q = 0.5: test accuracy of three methods", "cifar10-q0.5",
-            [line(title, rows(f"cifar10-q0.5/{name}-seed0"), "test_accuracy")
-             for name, title in (("crosel", "CroSel"), ("proden", "PRODEN"), ("cc", "CC"))], 1, bottom=0.25,
-        ),
-        "ambiguity": Figure(
-            "Digits: share selected, mean of three seeds", "digits-q0.3, digits-q0.5",
-            [mean_line(f"q = {q}", runs, "selection_ratio") for q, runs in digits.items()], 1,
-            mark=end_of_warm_up(digits["0.3"][0]),
-        ),
-        "ambiguity-cifar10": Figure(
-            "CIFAR-10, WRN-16-8, 70 epochs: share selected", "cifar10-q…-10min/crosel-seed0",
-            [line(f"q = {q}", run, "selection_ratio") for q, run in by_q.items()], 1, mark=end_of_warm_up(by_q["0.5"]),
+        "study": Figure(
+            "Share selected under four settings (CIFAR-10, 24 epochs)", "cifar10-q0.5-study",
+            lines(early, "selection_ratio"), mark=end_of_warm_up(rows("cifar10-q0.5-study/A")),
         ),
         "cells": Figure(
             "CIFAR-10, q = 0.5, ResNet-18: share selected when one thing is changed", "cifar10-study",
-            [line(name, run, "selection_ratio") for name, run in cells.items()], 1,
-            mark=end_of_warm_up(cells["as it is"]),
+            lines(cells, "selection_ratio"), mark=end_of_warm_up(as_it_is),
         ),
         "stalled": Figure(
             "CIFAR-10, q = 0.5, ResNet-18: held-out accuracy", "cifar10-study",
-            [line(name, run, "test_accuracy") for name, run in stalled.items()], 1, bottom=0.25,
+            lines(stalled, "test_accuracy"), bottom=0.25,
         ),
+    }  # fmt: skip
+
+
+def ablations() -> dict[str, Figure]:
+    folder = "cifar10-fast-ablations"
+    runs = {
+        "all of CroSel": rows(f"{folder}/nothing-seed0"),
+        "unselected": rows(f"{folder}/comix-of-the-unselected-seed0"),
+        "λ_d = 2": rows(f"{folder}/lambda-2-fixed-seed0"),
+        "one network": rows(f"{folder}/one-network-seed0"),
+        "no co-mix": rows(f"{folder}/without-comix-seed0"),
+    }
+    mark = end_of_warm_up(runs["all of CroSel"])
+    return {
         "ablations": Figure(
-            "CIFAR-10, q = 0.5, ResNet-18, 52 epochs: test accuracy", "cifar10-fast-ablations",
-            [line(name, run, "test_accuracy") for name, run in ablations.items()], 1, bottom=0.55,
-            mark=end_of_warm_up(ablations["all of CroSel"]),
+            "CIFAR-10, q = 0.5, ResNet-18, 52 epochs: test accuracy", folder,
+            lines(runs, "test_accuracy"), bottom=0.55, mark=mark,
         ),
         "ablations-selected": Figure(
-            "The same runs: share selected", "cifar10-fast-ablations",
-            [line(name, run, "selection_ratio") for name, run in ablations.items()], 1,
-            mark=end_of_warm_up(ablations["all of CroSel"]),
+            "The same runs: share selected", folder, lines(runs, "selection_ratio"), mark=mark,
         ),
-        "half-an-hour": Figure(
-            "CIFAR-10, q = 0.5, WRN-16-8: 210 epochs", "cifar10-q0.5-30min/crosel-seed0",
-            [line("S-acc", half_hour, "oracle_selection_accuracy"), line("test accuracy", half_hour, "test_accuracy"),
-             line("S-ratio", half_hour, "selection_ratio")], 1, mark=end_of_warm_up(half_hour),
-        ),
-        "study": Figure(
-            "Share selected under four settings (CIFAR-10, 24 epochs)", "cifar10-q0.5-study",
-            [line(f"{name}: {what}", study[name], "selection_ratio") for name, what in (
-                ("A", "T = 1, λ_cr = 4"), ("B", "T 1 → 0.5, λ_cr = 1"), ("C", "as B, γ from 0.6"),
-                ("D", "T = 0.5, γ from 0.6"))], 1, mark=end_of_warm_up(study["A"]),
-        ),
+    }  # fmt: skip
+
+
+def schedules() -> dict[str, Figure]:
+    where = "cifar10-q0.5-60-epochs, cifar10-q0.5-restart, cifar10-q0.5-10min/crosel-seed0"
+    runs = {
+        "λ_cr = 1": rows("cifar10-q0.5-60-epochs/crosel-seed0"),
+        "long warm-up, restart": rows("cifar10-q0.5-restart/crosel-seed0"),
+        "λ_cr from 1 to 4": rows("cifar10-q0.5-10min/crosel-seed0"),
+    }
+    return {
         "schedules": Figure(
             "CIFAR-10, q = 0.5, WRN-16-8: test accuracy under three schedules", where,
-            [line(name, run, "test_accuracy") for name, run in schedules.items()], 1, bottom=0.4,
+            lines(runs, "test_accuracy"), bottom=0.4,
         ),
-        "schedules-selected": Figure(
-            "The same runs: share selected", where,
-            [line(name, run, "selection_ratio") for name, run in schedules.items()], 1,
+        "schedules-selected": Figure("The same runs: share selected", where, lines(runs, "selection_ratio")),
+    }  # fmt: skip
+
+
+def long_runs() -> dict[str, Figure]:
+    cifar = rows("cifar10-q0.5-30min/crosel-seed0")
+    svhn = rows("svhn-q0.5-15min/crosel-seed0")
+    hundred = rows("cifar100-q0.1-30min/crosel-seed0")
+    superclass = rows("cifar100-superclass-q0.5-30min/crosel-seed0")
+    return {
+        "half-an-hour": Figure(
+            "CIFAR-10, q = 0.5, WRN-16-8: 210 epochs", "cifar10-q0.5-30min/crosel-seed0",
+            [line("S-acc", cifar, "oracle_selection_accuracy"), line("test accuracy", cifar, "test_accuracy"),
+             line("S-ratio", cifar, "selection_ratio")], mark=end_of_warm_up(cifar),
         ),
         "handful": Figure(
             "SVHN, q = 0.5: each network, and the share that it learns from", "svhn-q0.5-15min/crosel-seed0",
             [line("accuracy of network 1", svhn, "test_accuracy_1"), line("of network 2", svhn, "test_accuracy_2"),
              line("selected for network 1", svhn, "selection_ratio_2"),
-             line("for network 2", svhn, "selection_ratio_1")], 1, mark=end_of_warm_up(svhn),
+             line("for network 2", svhn, "selection_ratio_1")], mark=end_of_warm_up(svhn),
         ),
         "cifar100": Figure(
             "CIFAR-100, ResNet-18, q = 0.1 and superclass q = 0.5", "cifar100-…-30min",
-            [line(f"accuracy, {name}", run, "test_accuracy") for name, run in hundred.items()]
-            + [line(f"selected, {name}", run, "selection_ratio") for name, run in hundred.items()], 1,
-            mark=end_of_warm_up(hundred["q = 0.1"]),
+            [*lines({"accuracy, q = 0.1": hundred, "accuracy, superclass": superclass}, "test_accuracy"),
+             *lines({"selected, q = 0.1": hundred, "selected, superclass": superclass}, "selection_ratio")],
+            mark=end_of_warm_up(hundred),
         ),
     }  # fmt: skip
 
