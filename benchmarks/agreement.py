@@ -64,13 +64,8 @@ WALKS = {"start": 1, "comix": EPOCH, "steep": EPOCH, "gentle": EPOCH}  # the epo
 CONSTANT = {"steep": 0.01, "gentle": 0.001}  # learning rates of walks without a rise
 SMALLER = ("network.name=wrn-28-2", "train.batch_size=64")  # and what else they change
 SETTINGS = ("network.name=wrn-16-2", "train.batch_size=256", "train.epochs=5", "train.lr=0.1", "train.nesterov=true")
-CROSEL = (
-    "warmup=3",
-    "bank_length=2",
-    "gamma=0.6",
-    "lambda_cr=1",
-    "temperature=1",
-)  # so that five epochs teach something
+# So that five epochs teach something.
+CROSEL = ("warmup=3", "bank_length=2", "gamma=0.6", "lambda_cr=1", "temperature=1")
 
 
 class Walk:

@@ -52,9 +52,13 @@ def keep_apart(out: Path, *sources: Path | str | None, rewrites: str = "") -> No
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
             raise UserError(f"{out}: this is the source itself; choose another name")
-    beside = (out.parent / name for name in ("config.yaml", "environment.json"))  # a config alone may be the user's
-    if out.name in _OF_A_RUN - {rewrites} and out.exists() and all(path.exists() for path in beside):
+    if out.name in _OF_A_RUN - {rewrites} and out.exists() and is_run_folder(out.parent):
         raise UserError(f"{out}: this file belongs to the run; choose another name")
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether crosel has made it for a run: a config alone may be the user's."""
+    return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
 
 
 def claim(handle: int, taken: str) -> None:

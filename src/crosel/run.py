@@ -44,11 +44,12 @@ FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
     "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
+# The copy is in the host's memory, whatever trains.
 _SAVING = OneLine(
     torch.device("cpu"),
     "for a checkpoint",
     "earlier checkpoints are intact; free some memory and continue with --resume",
-)  # the copy is in the host's memory, whatever trains
+)
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 

@@ -22,7 +22,7 @@ from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import locate
 from crosel.data.table import meanings, other_columns
 from crosel.data.text import CsvFile
-from crosel.errors import UserError, tell
+from crosel.errors import UserError, some_of, tell
 from crosel.run import load_run
 from crosel.session import Session
 from crosel.train import accuracies, predicted_probabilities, selection_accuracy
@@ -80,15 +80,13 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
     if x is None or y is None:
         what = "for every example (a column 'label', or an array y)"
         raise UserError(f"{source} has no true labels {what}; to get labels for it, use crosel predict")
-    ours = {
-        name: j for j, name in enumerate(session.data.classes)
-    }  # a file may have them in another order, or lack some
+    # A file may have the classes in another order, or lack some.
+    ours = {name: j for j, name in enumerate(session.data.classes)}
     unknown = [name for name in other.classes if name not in ours]
     if unknown:
-        has, known = (", ".join(names[:8]) + ", …" * (len(names) > 8) for names in (unknown, session.data.classes))
         raise UserError(
-            f"{source} has classes that the run does not know: {has}; it knows {known}; "
-            "give the names of training (in an npz file: 'classes')"
+            f"{source} has classes that the run does not know: {some_of(unknown, 8)}; "
+            f"it knows {some_of(session.data.classes, 8)}; give the names of training (in an npz file: 'classes')"
         )
     tell_of_dark(session, int(x.max()), source, tell)
     return x, np.array([ours[name] for name in other.classes])[y]

@@ -25,6 +25,7 @@ from crosel.data.table import (
     with_truth,
 )
 from crosel.errors import UserError
+from crosel.files import is_run_folder
 from crosel.limits import check_plain, shown
 
 
@@ -52,7 +53,7 @@ def images_in(folder: Path) -> list[Path]:
 
 def refuse_run_folder(folder: Path, remedy: str) -> None:
     """Its plots would pass for images."""
-    if (folder / "config.yaml").is_file() and (folder / "metrics.jsonl").is_file():
+    if is_run_folder(folder):
         raise UserError(f"{folder} is a run folder, not data; {remedy}")
 
 

@@ -15,12 +15,8 @@ from crosel.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
-_NOTHING = {
-    "nan": math.nan,
-    "none": None,
-    "null": None,
-    "<na>": None,
-}  # in small letters, how tools print what is missing
+# In small letters, how tools print what is missing.
+_NOTHING = {"nan": math.nan, "none": None, "null": None, "<na>": None}
 # A set without labels, also as Python prints a list, tuple or set, and one of something that is missing.
 EMPTY = frozenset(
     {"", "[]", "()", "{}", "set()", "frozenset()"}

@@ -84,9 +84,8 @@ def votes_dataset(
         *notes,
         *alike(vocabulary.classes),
         *looks_listed(vocabulary.classes),
-        *(
-            looks_joined(vocabulary.classes, "vote", ",;/|") if one_each else ()
-        ),  # most votes are for one label: no blank
+        # No blank among the separators: most votes are for one label, whose name may have some.
+        *(looks_joined(vocabulary.classes, "vote", ",;/|") if one_each else ()),
         *(may_be_unknown(vocabulary.classes) if settings.classes is None else ()),
     ]
     data = make_dataset(
