@@ -1,13 +1,14 @@
-"""Why fewer examples are selected when CroSel's co-mix begins, and what happens if only a few are selected.
+"""Why fewer examples are selected when CroSel's co-mix begins, what happens if only a few are selected, and what each
+choice of the presets is worth to a small network.
 
     python benchmarks/fall_of_selection.py cut --data DIR --cut cut.npz
     python benchmarks/fall_of_selection.py run --cut cut.npz --arms "as it is;T 0.5 from the start" --seeds 0 --out FILE
     python benchmarks/fall_of_selection.py table --out FILE                   # the figures in docs/study.md
 
 These are short runs on 10,000 *training* images of CIFAR-10 or, with `--source svhn`, of SVHN; 2,000 other training
-images are held out. The test images are not used. FILE gets one line for each run, with what was measured after every
-epoch. A run that is already there is not repeated. Arms with the same warm-up share it: it is trained once, and each
-arm continues from its end with its own settings.
+images are held out. The test images are not used. `--candidates uniform:q=0.5` draws larger sets. FILE gets one line
+for each run, with what was measured after every epoch. A run that is already there is not repeated. Arms with the same
+warm-up share it: it is trained once, and each arm continues from its end with its own settings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +37,7 @@ from crosel.data import Dataset, draw_candidates, load
 from crosel.environment import environment
 from crosel.errors import Interrupted
 from crosel.methods.base import Batch, Stream
+from crosel.methods.crosel import average_outputs
 from crosel.nets import ResidualNetwork
 from crosel.session import Session
 from crosel.train import fit, predict_chunks
@@ -226,6 +228,26 @@ ARMS: dict[str, Arm] = {
     "co-mix alone, strong views in warm-up": (("method.warmup_view=strong",), without_selected),
     "classes of the selected balanced": ((), balanced),
     "refreshed statistics": ((), refreshed),
+    "T 1": (("method.temperature=1",), None),
+    "λ_cr 4 from the start": (("method.lambda_cr_start=4",), None),
+    "λ_d fixed": (("method.dynamic_lambda=false",), None),
+    "γ falls to 0.6": (("method.gamma_start=0.8", "method.gamma=0.6"), None),
+    "under 1 percent left out": (("method.least_selected=100",), None),
+    "one λ a pair": (("method.mix_per_pair=true",), None),
+    "targets in eval mode": (("method.target_mode=eval",), None),
+    "γ 0.9": (("method.gamma=0.9",), None),
+    "warm-up of 30": (("method.warmup=30", "train.epochs=44"), None),
+    "α 0.25": (("method.alpha=0.25",), None),
+    "milder strong views": (("augment.strong_ops=1", "augment.cutout=0.25"), None),
+    "warm-up without augmentation": (("method.warmup_view=plain",), None),
+    "lr 0.2": (("train.lr=0.2",), None),
+    "lr 0.05": (("train.lr=0.05",), None),
+    "weight decay 1e-3": (("train.weight_decay=0.001",), None),
+    "weight decay 1e-4": (("train.weight_decay=0.0001",), None),
+    "batch 128": (("train.batch_size=128",), None),
+    "batch 32": (("train.batch_size=32",), None),
+    "rate in steps": (("train.schedule=step",), None),
+    "weights averaged": (("train.average=0.998",), None),
     "ten of one class": ((), only(10, 1)),
     "nine of nine classes": ((), only(9, 9)),
     "a hundred of one class": ((), only(100, 1)),
@@ -250,14 +272,17 @@ class Watch:
         method, data = method_of(session), session.data
         assert data.x_test is not None
         assert data.y_test is not None
-        logits = torch.cat([out[0] for _, out in predict_chunks(session, data.x_test)], dim=0)
+        logits = torch.cat([out for _, out in predict_chunks(session, data.x_test)], dim=1)
+        truth = torch.from_numpy(data.y_test)
         names = ("epoch", "selection_ratio", "oracle_selection_accuracy", "test_accuracy", "test_accuracy_1",
                  "test_accuracy_2", "covering_rate", "lambda_d", "loss_selected", "loss_comix")  # fmt: skip
         line = {n.replace("test", "held_out"): round(row[n], 4) for n in names if n in row}
+        by_probabilities = average_outputs(logits, "probabilities").argmax(1)
+        line["held_out_accuracy_by_probabilities"] = round((by_probabilities == truth).float().mean().item(), 4)
         line["seconds"] = round(row["seconds"], 1)
         chosen = method.labels[0][method.selected[0]].long()
         line["selected_by_class"] = chosen.bincount(minlength=method.candidates.shape[1]).tolist()
-        line |= criteria(method) | {"held_out_of_network_1": calibration(logits, torch.from_numpy(data.y_test))}
+        line |= criteria(method) | {"held_out_of_network_1": calibration(logits[0], truth)}
         if row["epoch"] in self.looks:
             line["views"] = views(session)
             if row["epoch"] >= 3 and bool(method.selected[1].any()):
@@ -290,13 +315,15 @@ def decides_warm_up(setting: str) -> bool:
     return setting.startswith(("train.", "method.warmup"))
 
 
-def run(source: str, arm: str, seed: int, data: Dataset, kept: Path, stop_after: int | None) -> dict[str, Any]:
-    (settings, change), task = ARMS[arm], TASKS[source]
+def run(
+    source: str, task: Task, arm: str, seed: int, data: Dataset, kept: Path, stop_after: int | None
+) -> dict[str, Any]:
+    settings, change = ARMS[arm]
     started, drawn = time.perf_counter(), draw_candidates(data, task.rule, seed)
     session = begin(task, settings, seed, drawn)
     first = method_of(session).warmup
     looks = [first, first + 1, first + 3, session.config.train.epochs]
-    file = kept / ("-".join([source, f"seed{seed}", *filter(decides_warm_up, settings)]) + ".pt")
+    file = kept / ("-".join([source, task.rule, f"seed{seed}", *filter(decides_warm_up, settings)]) + ".pt")
     if not file.is_file():
         torch.save(warm_up(begin(task, settings, seed, drawn), looks), file)
     tensors, state, epochs = torch.load(file)
@@ -355,6 +382,7 @@ def main() -> None:
     parser.add_argument("what", choices=("cut", "run", "table"))
     parser.add_argument("--source", choices=tuple(TASKS), default="cifar10")
     parser.add_argument("--data", type=Path, help="folder of the published files")
+    parser.add_argument("--candidates", metavar="RULE", help="how candidate sets are drawn, instead of as usual")
     parser.add_argument("--cut", type=Path, default=Path("cut.npz"))
     parser.add_argument("--kept", type=Path, default=Path(), help="folder that keeps warm-ups for other arms")
     parser.add_argument("--arms", default="as it is")
@@ -374,12 +402,14 @@ def main() -> None:
     arms = chosen(given.arms, ARMS, "--arms")
     if not given.cut.is_file():
         parser.error(f"--cut {given.cut} is not there; 'cut' makes it")
-    data = load(str(given.cut))
+    data, task = load(str(given.cut)), TASKS[given.source]
+    if given.candidates:
+        task = replace(task, rule=given.candidates)
     for seed in given.seeds:
         for arm in arms:
-            if any((row["arm"], row["seed"]) == (arm, seed) for row in read(given.out)):
+            if any((row["arm"], row["seed"], row["candidates"]) == (arm, seed, task.rule) for row in read(given.out)):
                 continue
-            row = run(given.source, arm, seed, data, given.kept, given.stop_after)
+            row = run(given.source, task, arm, seed, data, given.kept, given.stop_after)
             add(row, given.out)
             print(table([row]).splitlines()[-1], row["seconds"], flush=True)
 

@@ -58,6 +58,8 @@ def test_help_says_what_it_is_for_and_measures_nothing(name: str) -> None:
             "lws_lost_class.py: --variants plan: there is no such thing (did you mean 'plain'?); there are plain",
         ),
         (("fall_of_selection.py", "cut"), "fall_of_selection.py: cifar-10-batches-py does not exist"),
+        (("averages.py", "gone", "--out", "x"), "averages.py: gone: no such run folder"),
+        (("averages.py", "table", "--out", "gone"), "averages.py: gone: no runs are recorded here"),
         (
             ("fall_of_selection.py", "run", "--cut", "gone.npz", "--out", "x"),
             "fall_of_selection.py: --cut gone.npz is not there",
