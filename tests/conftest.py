@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches are slower on several threads
 
@@ -32,6 +33,19 @@ def image_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("source") / "images.npz"
     np.savez(path, **small_arrays())
     return path
+
+
+@pytest.fixture
+def own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a network of a user's own, in a file in the working folder; no later test can import it."""
+    (tmp_path / "net_of_a_user.py").write_text(
+        "import math\n\nfrom torch import nn\n\n\ndef make(classes, shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "net_of_a_user:make"
+    sys.modules.pop("net_of_a_user", None)
 
 
 @pytest.fixture(scope="session")

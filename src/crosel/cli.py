@@ -362,13 +362,14 @@ def bench(
     list_: Annotated[bool, typer.Option("--list", help="show the cells and their state; run nothing")] = False,
     oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
     device: Device = "auto",
+    trust_code: Trust = False,
 ) -> None:
     """Run the cells of a suite, or its search. Finished cells are skipped, interrupted ones are resumed."""
     from crosel.bench.command import bench_command
 
     ended_well = bench_command(
         suite, out, on=on, seeds=seeds, jobs=jobs, settings=tuple(set_ or ()), only=tuple(only or ()), data_dir=data,
-        only_list=list_, device=device, oracle=oracle, echo=typer.echo,
+        only_list=list_, device=device, oracle=oracle, trust_code=trust_code, echo=typer.echo,
     )  # fmt: skip
     if not ended_well:
         raise SystemExit(1)  # typer.Exit would be lost: main() runs the app without its standalone mode

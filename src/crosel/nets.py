@@ -228,6 +228,17 @@ def network_name(settings: NetworkSettings, shape: Shape) -> str:
     return "small-cnn" if min(shape[1:]) < 16 else "wrn-28-2"
 
 
+def is_code(name: str) -> bool:
+    """Whether a name stands for a factory of the user's own: `module:factory`."""
+    return ":" in name
+
+
+def check_trust(name: str, trust_code: bool) -> None:
+    """Refuse a name that stands for code; nothing of it is imported."""
+    if is_code(name) and not trust_code:
+        raise UserError(f"network '{name}' is code from outside crosel; add --trust-code if you trust it")
+
+
 def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust_code: bool = False) -> NetworkFactory:
     """Return a function that builds one network. `module:factory` names need `trust_code`: they import code.
 
@@ -246,9 +257,8 @@ def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust
         return lambda: SmallCNN(classes, shape[0], settings.width)
     if name == "mlp":
         return lambda: MLP(math.prod(shape), classes, settings.hidden)
-    if ":" in name:
-        if not trust_code:
-            raise UserError(f"network '{name}' is code from outside crosel; add --trust-code if you trust it")
+    if is_code(name):
+        check_trust(name, trust_code)
         return _imported(name, classes, shape)
     known = ("auto", "small-cnn", "mlp", "resnet-18", "wrn-28-2", "wrn-34-10")
     there = "choose from auto, small-cnn, mlp, resnet-18, wrn-D-W, module:factory"

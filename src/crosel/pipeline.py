@@ -124,7 +124,8 @@ def train_run(
                 finish(folder, session)
             return session
     except Interrupted:
-        raise Interrupted(f"stopped; the state is saved. Continue with: crosel train --resume --out {out}") from None
+        again = f"crosel train --resume --out {out}{' --trust-code' if trust_code else ''}"
+        raise Interrupted(f"stopped; the state is saved. Continue with: {again}") from None
     finally:
         console.close()
 

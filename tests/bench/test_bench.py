@@ -54,7 +54,7 @@ def here(
     """An executor in this process: what another one, as on a cluster, has to do."""
     for cell in cells:
         watch.started(cell)
-        yield run_cell(cell, options.folder(cell), options.device)
+        yield run_cell(cell, options.folder(cell), options.device, options.trust_code)
 
 
 @pytest.fixture
@@ -165,6 +165,27 @@ def test_two_at_once_and_one_fails(tmp_path: Path) -> None:
     assert command[:5] == ["crosel", "train", "digits", "--method", "cc"]
     # The command alone is the run: the config that the child resolved is the one that was asked for.
     assert run_suite(suite, tmp_path, jobs=2, device="cpu", on="local", settings=())[1].status == "skipped"
+
+
+def test_a_network_of_the_users_own(own_network: str, tmp_path: Path) -> None:
+    """Code that a suite names is imported only if that is said, by every cell's own process."""
+    suite = tiny({"network.name": ["small-cnn", own_network]}, {"method": "cc"})
+    out, name = tmp_path / "out", "digits-q0.3/cc-name=net_of_a_user_make-seed0"
+    with pytest.raises(UserError) as refused:
+        run_suite(suite, out, device="cpu")
+    assert str(refused.value) == (
+        f"tiny.yaml, cell {name}: network '{own_network}' is code from outside crosel; add --trust-code if you trust it"
+    )
+    assert not out.exists()
+    (own,) = run_suite(suite, out, device="cpu", only="*user*", trust_code=True)
+    assert (own.cell.name, own.status, own.line.split()[0]) == (name, "done", "run")
+    _, again = run_suite(suite, out, device="cpu", only=["*user*", "*small-cnn*"], trust_code=True)
+    assert again.status == "skipped"
+    # What is done imports nothing.
+    assert [result.status for result in run_suite(suite, out, device="cpu")] == ["skipped", "skipped"]
+    plain, trusted = list_lines(expand(suite), trust_code=True)
+    assert trusted == f"{list_lines(expand(suite))[1]} --trust-code"
+    assert plain == list_lines(expand(suite))[0]
 
 
 EPOCHS = 16

@@ -22,7 +22,7 @@ def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def here(cells, options, watch, stop):  # type: ignore[no-untyped-def]
         for cell in cells:
             watch.started(cell)
-            yield run_cell(cell, options.folder(cell), options.device)
+            yield run_cell(cell, options.folder(cell), options.device, options.trust_code)
 
     monkeypatch.setitem(EXECUTORS, "local", here)
 

@@ -15,6 +15,7 @@ from _support import CroselCli, small_arrays
 
 from crosel.bench import EXECUTORS, Cell, CellResult, Options, Suite, parse_suite, run_cell, run_suite, search_suite
 from crosel.bench.cells import Watcher
+from crosel.bench.command import search_lines
 from crosel.bench.search import judge
 from crosel.bench.space import Range, parse_search
 from crosel.config import build_config
@@ -54,7 +55,7 @@ class Here:
                 raise Interrupted("stopped")
             watch.started(cell)
             self.seen.append(cell.name)
-            yield run_cell(cell, options.folder(cell), options.device)
+            yield run_cell(cell, options.folder(cell), options.device, options.trust_code)
 
 
 @pytest.fixture
@@ -151,6 +152,22 @@ def test_a_failing_trial_is_reported_and_the_rest_go_on(here: Here, source: Path
     assert all("=wrn-7-1" in trial.line for trial in failed)
     assert ",'=wrn-7-1\n" in found.table.read_text()  # a name that a spreadsheet would run
     assert found.trials[0].score is not None
+
+
+@pytest.mark.usefixtures("here")
+def test_a_network_of_the_users_own(own_network: str, source: Path, tmp_path: Path) -> None:
+    """Trials with it are run, and judged, only if its code is trusted."""
+    out, space = tmp_path / "out", {"network.name": ["small-cnn", own_network], "train.lr": [0.1]}
+    in_base = {"settings": [f"network.name={own_network}"]}
+    for searched, more in ((suite(source, space), {}), (suite(source), in_base)):
+        with pytest.raises(UserError, match=rf"s\.yaml, cell digits/cc-seed0: network '{own_network}' is code from"):
+            search_suite(searched, out, on="here", device="cpu", **more)  # type: ignore[arg-type]
+    assert not out.exists()
+    found = search_suite(suite(source, space, trials=4), out, on="here", device="cpu", trust_code=True)
+    assert {trial.settings["network.name"] for trial in found.trials} == {"small-cnn", own_network}
+    assert all(trial.score is not None for trial in found.trials)
+    assert search_lines(found, trust_code=True)[-1].endswith(f"crosel train --config {found.best} --trust-code")
+    assert search_lines(found)[-1].endswith(f"crosel train --config {found.best}")
 
 
 @pytest.mark.parametrize(

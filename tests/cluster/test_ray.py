@@ -115,6 +115,15 @@ def test_asked_to_stop_runs_save_their_state_and_bad_cells_are_reported(tmp_path
     assert workers() == []
 
 
+@pytest.mark.usefixtures("cluster", "quick")
+def test_workers_know_whether_a_network_of_the_users_own_is_trusted(tmp_path: Path) -> None:
+    (cell,) = expand(parse_suite({"base": {**TINY, "method": "cc", "network.name": "math:none"}}, "t", "t.yaml"))
+    for trust_code, says in ((False, "is code from outside crosel"), (True, "cannot be imported")):
+        options = Options(tmp_path, "cpu", trust_code=trust_code)
+        (result,) = on_ray.run_ray([cell], options, Board([cell], options, quiet=True), lambda: False)
+        assert (result.status, says in result.line) == ("failed", True), result.line
+
+
 @pytest.mark.usefixtures("cluster")
 def test_what_was_delivered_just_before_the_end_comes_home(cluster: Any, tmp_path: Path) -> None:
     """What a task returns leaves out what it has delivered, so the desk must be looked at between its end and ours."""

@@ -69,6 +69,17 @@ def test_stopped_after_an_epoch(
     assert_same_run(run, tiny_run.path)
 
 
+def test_the_command_that_continues_a_run_with_a_network_of_the_users_own(
+    own_network: str, tiny_run: TinyRun, tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli
+) -> None:
+    run = tmp_path / "run"
+    result = stopper(1, *tiny_run.command, "--set", f"network.name={own_network}", "--trust-code", "--out", run)
+    told = f"crosel train --resume --out {run} --trust-code"
+    assert result.err.endswith(f"crosel: stopped; the state is saved. Continue with: {told}\n")
+    assert crosel_cli(*told.split()[1:]).code == 0
+    assert (run / "done").is_file()
+
+
 @pytest.mark.parametrize("looks", [1, 5, 10, 12, 16, 19, 23, 26])
 def test_stopped_in_the_middle_of_an_epoch(
     looks: int, tiny_run: TinyRun, tmp_path: Path, stopper: Stopper, crosel_cli: CroselCli

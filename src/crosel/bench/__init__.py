@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
 from crosel.bench.execute import EXECUTORS, find_executor, run_cells
-from crosel.bench.suite import Cell, Suite, expand, parse_suite, read_suite, suites, with_seeds
+from crosel.bench.suite import Cell, Suite, check_code, expand, parse_suite, read_suite, suites, with_seeds
 from crosel.data.sources import check_there
 from crosel.errors import UserError, counted
 
@@ -33,21 +33,25 @@ def run_suite(
     data_dir: Path | None = None,
     settings: Iterable[str] = (),
     only: str | Iterable[str] = (),
+    trust_code: bool = False,
     quiet: bool = True,
 ) -> list[CellResult]:
     """Run the cells of a suite into `out`, and return how each ended; a failing cell does not stop the others.
 
     With `only`, just the cells run whose names match one of these shell-style patterns. Parts of a suite may run on
     different machines; copy their folders into one afterwards.
+    Networks of your own (`network.name: module:factory`) are imported only with `trust_code`.
     Raises Interrupted on Ctrl-C or SIGTERM, after every run under way has saved its state.
     """
     suite = read_suite(suite) if isinstance(suite, str) else suite
     if suite.search is not None:
         raise UserError(f"{suite.place} has a search; run it with search_suite")
     cells = expand(suite, seeds, data_dir, settings, only)
-    options, execute = Options(out, device, jobs), find_executor(on)
+    options, execute = Options(out, device, jobs, trust_code), find_executor(on)
+    todo = [cell for cell in cells if standing(cell, options.folder(cell)) is None]
+    check_code(suite.place, todo, trust_code)
     if on == "local":  # on a cluster, the data are where the workers are
-        _check_data([cell for cell in cells if standing(cell, options.folder(cell)) is None])
+        _check_data(todo)
     board = Board(cells, options, quiet=quiet)
     board.say(f"{suite.title}: {counted(len(cells), 'cell')}, in {out}")
     return run_cells(cells, options, execute, board)
@@ -79,13 +83,15 @@ def search_suite(
     data_dir: Path | None = None,
     settings: Iterable[str] = (),
     oracle: bool = False,
+    trust_code: bool = False,
     quiet: bool = True,
 ) -> Found:
-    """Run the search of a suite into `out`, or continue it. Without `oracle`, no trial is judged by true labels."""
+    """Run the search of a suite into `out`, or continue it. Without `oracle`, no trial is judged by true labels.
+    Networks of your own are imported only with `trust_code`."""
     from crosel.bench.search import run_search
 
     suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)
     if suite.search is None:
         raise UserError(f"{suite.place} has no search; run it with run_suite")
-    options = Options(out, device, jobs)
+    options = Options(out, device, jobs, trust_code)
     return run_search(suite, options, find_executor(on), data_dir, settings, oracle, quiet)

@@ -36,6 +36,7 @@ class Options:
     out: Path
     device: str = "auto"
     jobs: int = 1
+    trust_code: bool = False  # a network named module:factory may be imported
 
     def folder(self, cell: Cell) -> Path:
         return self.out / cell.name
@@ -86,7 +87,7 @@ def last_row(folder: Path) -> Mapping[str, Any]:
     return rows[-1] if rows else {}
 
 
-def run_cell(cell: Cell, folder: Path, device: str = "auto") -> CellResult:
+def run_cell(cell: Cell, folder: Path, device: str = "auto", trust_code: bool = False) -> CellResult:
     """Run or resume one cell in this process; errors become a result. This is the body of a task on a cluster."""
     from crosel.devices import pick_device
     from crosel.pipeline import train_run
@@ -94,7 +95,7 @@ def run_cell(cell: Cell, folder: Path, device: str = "auto") -> CellResult:
     status: Status = "failed"
     line = ""
     try:
-        train_run(cell.config, folder, pick_device(device), resume=True)
+        train_run(cell.config, folder, pick_device(device), resume=True, trust_code=trust_code)
         status = "done"
     except Interrupted as stopped:
         status, line = "stopped", str(stopped)

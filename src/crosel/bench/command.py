@@ -12,12 +12,13 @@ from crosel.bench.cells import CellResult, standing
 from crosel.bench.suite import Cell, expand, read_suite, suites
 from crosel.console import percent
 from crosel.errors import UserError, counted
+from crosel.nets import is_code
 
 if TYPE_CHECKING:
     from crosel.bench.search import Found
 
 
-def search_lines(found: Found) -> list[str]:
+def search_lines(found: Found, trust_code: bool = False) -> list[str]:
     """The best trials, and what to do with the best one."""
     lines = []
     for trial in found.trials[:5]:
@@ -26,7 +27,8 @@ def search_lines(found: Found) -> list[str]:
         lines.append(f"trial {trial.number:>3}  {shown}  {settings}{f'  ({trial.line})' if trial.line else ''}")
     lines.append(f"{counted(len(found.trials), 'trial')}: {found.table}")
     if found.best is not None:
-        lines.append(f"to train with the best settings on all examples: crosel train --config {found.best}")
+        words = f"crosel train --config {found.best}{' --trust-code' if trust_code else ''}"
+        lines.append(f"to train with the best settings on all examples: {words}")
     return lines
 
 
@@ -35,12 +37,14 @@ def failure_lines(results: Iterable[CellResult]) -> list[str]:
     return [f"{result.cell.name}: {result.line or 'no message'}" for result in results if result.status == "failed"]
 
 
-def list_lines(cells: Sequence[Cell], out: Path | None = None) -> list[str]:
+def list_lines(cells: Sequence[Cell], out: Path | None = None, trust_code: bool = False) -> list[str]:
     """A line for each cell: where it stands in `out`, its name, and the command that is this cell alone."""
-    return [
-        f"{f'{_state(cell, out / cell.name):<6} ' if out else ''}{cell.name}: crosel train {join(cell.arguments)}"
-        for cell in cells
-    ]
+    lines = []
+    for cell in cells:
+        state = f"{_state(cell, out / cell.name):<6} " if out else ""
+        trusted = ("--trust-code",) if trust_code and is_code(cell.config.network.name) else ()
+        lines.append(f"{state}{cell.name}: crosel train {join((*cell.arguments, *trusted))}")
+    return lines
 
 
 def _state(cell: Cell, folder: Path) -> str:
@@ -70,6 +74,7 @@ def bench_command(
     only_list: bool,
     device: str,
     oracle: bool,
+    trust_code: bool,
     echo: Callable[[str], object],
 ) -> bool:
     """What `crosel bench` does; False if a cell failed, or if no trial of a search came to an end."""
@@ -90,20 +95,20 @@ def bench_command(
     if suite.search is not None:
         found = search_suite(
             suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings,
-            oracle=oracle, quiet=False,
+            oracle=oracle, trust_code=trust_code, quiet=False,
         )  # fmt: skip
-        for line in search_lines(found):
+        for line in search_lines(found, trust_code):
             echo(line)
         return found.best is not None
     if oracle:
         raise UserError("--oracle works only with suites that have a search; leave it out")
     if only_list:
-        for line in list_lines(expand(suite, seeds, data_dir, settings, only), out):
+        for line in list_lines(expand(suite, seeds, data_dir, settings, only), out, trust_code):
             echo(line)
         return True
     results = run_suite(
         suite, out, seeds=seeds, jobs=jobs, device=device, on=on, data_dir=data_dir, settings=settings, only=only,
-        quiet=False,
+        trust_code=trust_code, quiet=False,
     )  # fmt: skip
     failures = failure_lines(results)
     done = len(results) - len(failures)

@@ -70,9 +70,9 @@ def devices(device: str, jobs: int) -> list[str]:
     return [device] * jobs
 
 
-def command(cell: Cell, folder: Path, device: str, parent: int) -> list[str]:
+def command(cell: Cell, folder: Path, device: str, parent: int, trust_code: bool = False) -> list[str]:
     """A cell as a command that lives no longer than the process `parent`, by which it must be started."""
-    flags = ["--device", device, "--resume", "--out", str(folder)]
+    flags = ["--device", device, "--resume", "--out", str(folder), *(["--trust-code"] if trust_code else [])]
     return child_command(parent, "train", *cell.arguments, *flags)
 
 
@@ -86,7 +86,7 @@ def start(cell: Cell, options: Options, device: str) -> Process:
     with disk_errors(log), open(log, "wb") as stream:
         # In a group of its own, so that a terminal's Ctrl-C comes to us alone and each run is asked once.
         popen = subprocess.Popen(
-            command(cell, options.folder(cell), device, os.getpid()),
+            command(cell, options.folder(cell), device, os.getpid(), options.trust_code),
             stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True,
         )  # fmt: skip
     return Process(cell, popen, log, device, time.monotonic())

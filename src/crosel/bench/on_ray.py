@@ -66,7 +66,7 @@ class Desk:
 
 
 def train_cell(
-    cell: Cell, attempt: int, files: Files, device: str, desk: Any, pause: float
+    cell: Cell, attempt: int, files: Files, device: str, trust_code: bool, desk: Any, pause: float
 ) -> tuple[str, str, Delivery]:
     """Train a cell in a folder of our own, from the files given: its status, its last word, and all it left."""
     with TemporaryDirectory(prefix="crosel-") as root:
@@ -74,7 +74,7 @@ def train_cell(
         unpack(folder, files)
         courier = Courier(cell.name, attempt, folder, files, desk, pause)
         with courier.under_way():
-            result = run_cell(cell, folder, device)
+            result = run_cell(cell, folder, device, trust_code)
         return result.status, result.line, courier.pack()
 
 
@@ -211,8 +211,9 @@ class Dispatcher:
         self.tasks: dict[Any, Task] = {}
 
     def submit(self, task: Task) -> None:
-        folder, task.seen = self.options.folder(task.cell), False
-        ref = self.work.remote(task.cell, task.attempt, read_files(folder), self.options.device, self.desk, PAUSE)
+        options, task.seen = self.options, False
+        files = read_files(options.folder(task.cell))
+        ref = self.work.remote(task.cell, task.attempt, files, options.device, options.trust_code, self.desk, PAUSE)
         self.tasks[ref] = task
 
     def receive(self, watch: Watcher) -> None:

@@ -22,7 +22,7 @@ from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options
 from crosel.bench.execute import run_cells
 from crosel.bench.space import ORACLE, Range, Search
-from crosel.bench.suite import Cell, Choice, Part, Suite, expand
+from crosel.bench.suite import Cell, Choice, Part, Suite, check_code, expand
 from crosel.build import resolve
 from crosel.config import RunConfig
 from crosel.csv_cells import csv_line
@@ -73,13 +73,16 @@ def run_search(
     _optuna()  # before a folder is made for it
     folder = options.out / FOLDER
     _check_no_grid(suite)
-    make_folder(folder)
 
     def plan(values: Mapping[str, Any]) -> Cell:
         """The first run on all examples, with these settings."""
         return _expand(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
 
     first = plan({})
+    networks = search.space.get("network.name")
+    proposed = [plan({"network.name": name}) for name in networks] if isinstance(networks, tuple) else [first]
+    check_code(suite.place, proposed, options.trust_code)
+    make_folder(folder)
     study = _study(folder, search, score, first)
     held_out = prepare(first, folder, search, oracle)
     trial_suite = _on_training_part(suite, first, folder / TRAIN)
@@ -97,7 +100,7 @@ def run_search(
         by_name = {result.cell.name: result for result in results}
         for number, group in cells.items():
             ended = [by_name[cell.name] for cell in group]
-            lines[number] = _tell(study, number, ended, score, held_out, options.device)
+            lines[number] = _tell(study, number, ended, score, held_out, options)
         _write(study, search, score, best_config, options.out, lines)
     return _write(study, search, score, best_config, options.out, lines)
 
@@ -126,9 +129,9 @@ def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     return only_rows(data, train), only_rows(data, held_out)
 
 
-def judge(run: Path, held_out: Dataset, score: str, device: str) -> float:
+def judge(run: Path, held_out: Dataset, score: str, device: str, trust_code: bool = False) -> float:
     """What a finished run is worth on the examples that it has not seen."""
-    session = load_run(run, pick_device(device), needs_data=False)
+    session = load_run(run, pick_device(device), trust_code, needs_data=False)
     p = predicted_probabilities(session, held_out.x)
     if score == ORACLE:
         assert held_out.y is not None
@@ -194,10 +197,11 @@ def _as_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _tell(study: Any, number: int, ended: Sequence[CellResult], score: str, held_out: Dataset, device: str) -> str:
+def _tell(study: Any, number: int, ended: Sequence[CellResult], score: str, held_out: Dataset, options: Options) -> str:
     failed = [result.line for result in ended if result.status not in ("done", "skipped")]
     if not failed:
-        value = math.fsum(judge(result.folder, held_out, score, device) for result in ended) / len(ended)
+        scores = [judge(result.folder, held_out, score, options.device, options.trust_code) for result in ended]
+        value = math.fsum(scores) / len(scores)
         if math.isfinite(value):
             study.tell(number, value)
             return ""

@@ -34,6 +34,7 @@ import yaml
 from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config, dotted
 from crosel.errors import UserError, choose_from
+from crosel.nets import check_trust
 from crosel.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values
@@ -158,6 +159,15 @@ def expand(
         if twin != name:
             raise UserError(f"{suite.place}: {twin} and {name} are the same run; {_remedy(extra)}")
     return [cells[name] for name in wanted]
+
+
+def check_code(place: str, cells: Iterable[Cell], trust_code: bool) -> None:
+    """Refuse cells whose network is code from outside, unless that is trusted."""
+    for cell in cells:
+        try:
+            check_trust(cell.config.network.name, trust_code)
+        except UserError as error:
+            raise UserError(f"{place}, cell {cell.name}: {error}") from None
 
 
 def _wanted(place: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
