@@ -16,7 +16,7 @@ from crosel.errors import UserError
 from crosel.limits import one_line
 from crosel.memory import inputs_stay_on_host
 from crosel.methods.base import Method, Problem, find_method
-from crosel.nets import NetworkFactory, network_factory, network_name
+from crosel.nets import NetworkFactory, is_code, network_factory, network_name, raised_by
 from crosel.out_of_memory import is_out_of_memory
 from crosel.session import Session
 from crosel.tensors import Normaliser, TrainingTensors
@@ -65,7 +65,7 @@ def build_session(
         method = method_class(config.method, problem, factory).to(device)
     if data.is_image:
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    check_network(method, data, device)
+    check_network(method, data, device, config.network.name)
     method.world = world
     if world.size > 1 and config.train.batch_norm == "synchronise":
         synchronise_norms(method, world)
@@ -81,7 +81,7 @@ def build_session(
 
 
 @torch.no_grad()
-def check_network(method: Method, data: Dataset, device: torch.device) -> None:
+def check_network(method: Method, data: Dataset, device: torch.device, name: str) -> None:
     """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
     if len({id(network) for network in method.networks}) < len(method.networks):
         raise UserError("the factory returned the same network twice; build a new one in every call")
@@ -91,8 +91,12 @@ def check_network(method: Method, data: Dataset, device: torch.device) -> None:
     sample = torch.zeros(2, *data.shape, device=device)
     try:
         out = method.outputs(sample)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:
         if is_out_of_memory(error):
+            raise
+        if is_code(name) and (told := raised_by(name, error)):
+            raise UserError(f"network '{name}' cannot take inputs of shape {data.shape}: {told}") from error
+        if not isinstance(error, RuntimeError | ValueError | TypeError):
             raise
         raise UserError(
             f"the network cannot take inputs of shape {data.shape} ({one_line(error)}); choose another network"

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Annotated, Protocol, cast
@@ -26,6 +27,8 @@ from crosel.compute import fused
 from crosel.compute.casts import Conv2d, Linear
 from crosel.compute.fused import add_norm_relu, norm_relu
 from crosel.errors import UserError, did_you_mean
+from crosel.limits import one_line
+from crosel.out_of_memory import is_out_of_memory
 from crosel.settings import Settings
 
 NetworkFactory = Callable[[], nn.Module]
@@ -271,14 +274,48 @@ def _imported(name: str, classes: int, shape: Shape) -> NetworkFactory:
         sys.path.append(here)  # last, so that a file here takes the place of no installed package
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
+        if told := raised_by(name, error):
+            raise UserError(f"network '{name}' cannot be imported: {told}") from error
         raise UserError(
             f"network '{name}' cannot be imported ({error}); check the name, and that its file is in the working "
             "folder or on PYTHONPATH"
         ) from None
     if not callable(factory):
         raise UserError(f"network '{name}' is not a function that builds a network; give MODULE:FUNCTION")
-    return bound_factory(factory, classes, shape, f"network '{name}'")
+    build = bound_factory(factory, classes, shape, f"network '{name}'")
+
+    def build_or_tell() -> nn.Module:
+        try:
+            return build()
+        except (Exception, SystemExit) as error:
+            told = raised_by(name, error)
+            if is_out_of_memory(error) or not told:
+                raise
+            raise UserError(f"network '{name}' cannot be built: {told}") from error
+
+    return build_or_tell
+
+
+def raised_by(name: str, error: BaseException) -> str:
+    """An error under the code that `module:factory` names, with the innermost line of the user's own that led to it;
+    nothing, if there is none. Their own are the package of that name and the files beside it."""
+    frames = [  # the first is our own call
+        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename, line)
+        for frame, line in list(traceback.walk_tb(error.__traceback__))[1:]
+    ]
+    package = re.split(r"[.:]", name)[0]
+    folder = next((os.path.dirname(file) for top, file, _ in frames if top == package), None)
+    places = [(file, line) for top, file, line in frames if top == package or os.path.dirname(file) == folder]
+    text: object = error
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:  # has no frame of its own
+        places, text = [*places, (error.filename, error.lineno)], error.msg
+    if not places:
+        return ""
+    file, line = places[-1]
+    what = type(error).__name__
+    said = f"{what}: {one_line(text)}" if str(text).strip() else what
+    return f"{said} ({file}, line {line}); correct it there"
 
 
 def bound_factory(factory: UserFactory, classes: int, shape: Shape, what: str) -> NetworkFactory:

@@ -419,6 +419,26 @@ def test_network_code_needs_trust(tmp_path: Path, tiny_run: TinyRun, crosel_cli:
     assert "antigravity" not in sys.modules
 
 
+def test_network_code_that_raises(
+    own_network: str, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, image_npz: Path
+) -> None:
+    """Before a run folder is made; and when a run is used whose code has changed since."""
+    run, file = tmp_path / "run", tmp_path / "net_of_a_user.py"
+    sets = ("--set", f"network.name={own_network}", "--trust-code", "--out", run)
+    good = file.read_text()
+    file.write_text(good.replace("    return", "    raise LookupError('no such layer')\n    return"))
+    says = f"network '{own_network}' cannot be built: LookupError: no such layer ({file}, line 7); correct it there"
+    assert_refused(crosel_cli(*tiny_run.command, *sets), says)
+    assert not run.exists()
+    del sys.modules["net_of_a_user"]
+    file.write_text(good)
+    assert crosel_cli(*tiny_run.command, *sets).code == 0
+    del sys.modules["net_of_a_user"]
+    file.write_text(f"1 / 0  # in the first of its lines\n{good}")
+    for command in (("eval", run), ("predict", run, image_npz, "--out", tmp_path / "p.csv")):
+        assert_refused(crosel_cli(*command, "--trust-code"), "cannot be imported: ZeroDiv", f"({file}, line 1)")
+
+
 def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     run, x = tiny_run.path, small_arrays()["x_test"]
     for name, arrays in {

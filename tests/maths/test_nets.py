@@ -377,6 +377,102 @@ def test_own_factory_in_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "net_of_mine")
 
 
+RAISING = {
+    "net_raising.py": """
+import torch
+from torch import nn
+
+from net_raising_helper import look_up
+
+
+def by_zero(classes, shape):
+    return nn.Linear(shape[0] // 0, classes)
+
+
+def inside_torch(classes, shape):
+    return nn.Linear(-3, classes)
+
+
+def in_a_file_beside(classes, shape):
+    return look_up(classes)
+
+
+@torch.no_grad()
+def decorated(classes, shape):
+    assert shape is None
+
+
+def ends(classes, shape):
+    raise SystemExit
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return self.missing(x)
+
+
+def in_forward(classes, shape):
+    return Net(shape[0], classes)
+""",
+    "net_raising_helper.py": "def look_up(n):\n    return {}[n]\n",
+    "net_of_bad_syntax.py": "import math\n\ndef make(:\n",
+    "net_of_no_name.py": "import math\n\nlayer = nn.Linear\n",
+    "net_of_a_bad_import.py": "import math\nimport net_of_no_name\n",
+    "net_that_ends.py": "import sys\n\nsys.exit(0)\n",
+    "net_package/__init__.py": "",
+    "net_package/nets.py": "from net_package.deep.blocks import make\n",
+    "net_package/deep/__init__.py": "",
+    "net_package/deep/blocks.py": "def make(classes, shape):\n    raise OSError('one line\\nand another')\n",
+}
+
+
+@pytest.fixture
+def raising(tmp_path, monkeypatch):
+    for name, text in RAISING.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.lstrip("\n"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for module in [name for name in sys.modules if name.startswith("net_")]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "file", "line"),
+    [
+        ("net_raising:by_zero", "be built: ZeroDivisionError: ", "net_raising.py", 8),
+        ("net_raising:inside_torch", "be built: RuntimeError: ", "net_raising.py", 12),
+        ("net_raising:in_a_file_beside", "be built: KeyError: 3", "net_raising_helper.py", 2),
+        ("net_raising:decorated", "be built: AssertionError", "net_raising.py", 21),
+        ("net_raising:ends", "be built: SystemExit", "net_raising.py", 25),
+        ("net_package.nets:make", "be built: OSError: one line and another", "net_package/deep/blocks.py", 2),
+        ("net_of_bad_syntax:make", "be imported: SyntaxError: ", "net_of_bad_syntax.py", 3),
+        ("net_of_no_name:make", "be imported: NameError: name 'nn' is not defined", "net_of_no_name.py", 3),
+        ("net_of_a_bad_import:make", "be imported: NameError: name 'nn' is not defined", "net_of_no_name.py", 3),
+        ("net_that_ends:make", "be imported: SystemExit: 0", "net_that_ends.py", 3),
+        ("net_raising:in_forward", "take inputs of shape (5,): AttributeError: 'Net' object has", "net_raising.py", 30),
+    ],
+)
+def test_own_factory_that_raises_is_told_with_the_users_own_line(raising, name, says, file, line):
+    """Wherever it was raised below: in torch, under a decorator, in another file of the user's."""
+    data = make_dataset(np.zeros((4, 5)), candidates=np.ones((4, 3), dtype=bool))
+    config = build_config(settings=[f"network.name={name}", "method.name=cc"], values={"source": "toy"})
+    with pytest.raises(UserError) as caught:
+        build_session(resolve(config, data), data, torch.device("cpu"), trust_code=True)
+    told = str(caught.value)
+    assert told.startswith(f"network '{name}' cannot {says}")
+    assert told.endswith(f" ({raising / file}, line {line}); correct it there")
+    assert "\n" not in told
+    assert caught.value.__cause__ is not None  # in Python, the whole traceback is there
+
+
+def test_own_factory_that_needs_too_much_memory_is_told_as_such(raising):
+    (raising / "net_too_large.py").write_text("def make(classes, shape):\n    raise MemoryError\n")
+    with pytest.raises(MemoryError):  # for which there is another line, with what to change
+        network_factory(NetworkSettings(name="net_too_large:make"), (5,), 3, trust_code=True)()
+
+
 def test_own_factory_that_returns_no_module(user_module):
     factory = network_factory(NetworkSettings(name=f"{user_module}:nothing"), (5,), 3, trust_code=True)
     with pytest.raises(UserError, match=r"returned NoneType, not a torch\.nn\.Module"):
