@@ -107,13 +107,24 @@ def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("paper-main",), "cifar-10-batches-py does not exist; give the folder of the published files: --data DIR, or"),
-        (("paper-main", "--data", "x"), "x/cifar-10-batches-py does not exist; give the folder"),
+        (
+            ("paper-main",),
+            "suite 'paper-main', cell cifar10-q0.1/crosel-seed0: cifar-10-batches-py does not exist; give the folder "
+            "of the published files: --data DIR, or",
+        ),
+        (
+            ("paper-main", "--data", "x", "--only", "*q0.5*seed2"),
+            "suite 'paper-main', cell cifar10-q0.5/crosel-seed2: x/cifar-10-batches-py does not exist; give the folder",
+        ),
         (
             ("paper-svhn",),
-            "train_32x32.mat does not exist; give the folder of the published files: --data DIR, or download them",
+            "suite 'paper-svhn', cell svhn-q0.1/crosel-seed0: train_32x32.mat does not exist; give the folder of the "
+            "published files: --data DIR, or download them",
         ),
-        (("realworld",), "source 'lost.mat' is neither a file nor one of digits"),
+        (
+            ("realworld",),
+            "suite 'realworld', cell lost/crosel-seed0: source 'lost.mat' is neither a file nor one of digits",
+        ),
     ],
 )
 def test_data_that_no_cell_would_find_are_said_once_and_nothing_begins(
@@ -135,9 +146,11 @@ def test_cells_that_have_their_data_are_run_though_others_have_not(tmp_path: Pat
     assert result.code == 1
     assert result.out.startswith("1 of 2 cells done")
     assert f"failed: none-q0.3/cc-seed0: {tmp_path / 'none.npz'}: no such file" in result.out
+    told = f"{suite}, cell none-q0.3/cc-seed0: {tmp_path / 'none.npz'}: no such file or folder"
+    assert result.err.splitlines()[1].startswith(told)  # before the first begins
     again = crosel_cli("bench", suite, "--out", out, "--device", "cpu")  # what is done needs no data
     assert again.code == 2
-    assert again.err.startswith(f"crosel: {tmp_path / 'none.npz'}: no such file")
+    assert again.err.startswith(f"crosel: {told}")
 
 
 def test_what_there_is(crosel_cli: CroselCli) -> None:

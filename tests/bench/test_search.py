@@ -218,6 +218,12 @@ def test_the_command_line(source: Path, tmp_path: Path, crosel_cli: CroselCli, m
             "a grid\n"
         )
         assert not (tmp_path / "out").exists()
+    missing = tmp_path / "missing.yaml"
+    missing.write_text(text.read_text().replace(str(source), "nowhere.npz"))
+    result = crosel_cli("bench", missing, "--out", tmp_path / "out")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"crosel: {missing}, cell nowhere/cc-seed0: source 'nowhere.npz' is neither a file")
+    assert not (tmp_path / "out").exists()
     assert "--oracle works only with suites that have a search" in crosel_cli("bench", "digits-tiny", "--oracle").err
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *a: _missing() if name == "optuna" else real(name, *a))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
 from crosel.bench.execute import EXECUTORS, find_executor, run_cells
-from crosel.bench.suite import Cell, Suite, check_code, expand, parse_suite, read_suite, suites, with_seeds
-from crosel.data.sources import check_there
+from crosel.bench.suite import Cell, Suite, check_code, check_data, expand, parse_suite, read_suite, suites, with_seeds
 from crosel.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -50,26 +49,13 @@ def run_suite(
     options, execute = Options(out, device, jobs, trust_code), find_executor(on)
     todo = [cell for cell in cells if standing(cell, options.folder(cell)) is None]
     check_code(suite.place, todo, trust_code)
-    if on == "local":  # on a cluster, the data are where the workers are
-        _check_data(todo)
+    # On a cluster, the data are where the workers are.
+    missing = check_data(suite.place, todo) if on == "local" else []
     board = Board(cells, options, quiet=quiet)
     board.say(f"{suite.title}: {counted(len(cells), 'cell')}, in {out}")
+    for line in missing:
+        board.say(line)
     return run_cells(cells, options, execute, board)
-
-
-def _check_data(cells: Sequence[Cell]) -> None:
-    """Refuse to begin where no cell has its data: each would fail for itself. As long as one has, it is run."""
-    first: UserError | None = None
-    for source, folder in dict.fromkeys((cell.config.source, cell.config.data_folder) for cell in cells):
-        try:
-            check_there(source, folder)
-            return
-        except UserError as error:
-            first = first or error
-        except OSError:  # it may be there: the cell will see
-            return
-    if first is not None:
-        raise first
 
 
 def search_suite(

@@ -22,7 +22,7 @@ from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options
 from crosel.bench.execute import run_cells
 from crosel.bench.space import ORACLE, Range, Search
-from crosel.bench.suite import Cell, Choice, Part, Suite, check_code, expand
+from crosel.bench.suite import Cell, Choice, Part, Suite, check_code, check_data, expand
 from crosel.build import resolve
 from crosel.config import RunConfig
 from crosel.csv_cells import csv_line
@@ -82,6 +82,8 @@ def run_search(
     networks = search.space.get("network.name")
     proposed = [plan({"network.name": name}) for name in networks] if isinstance(networks, tuple) else [first]
     check_code(suite.place, proposed, options.trust_code)
+    if not (folder / HELD_OUT).is_file():
+        check_data(suite.place, [first])
     make_folder(folder)
     study = _study(folder, search, score, first)
     held_out = prepare(first, folder, search, oracle)

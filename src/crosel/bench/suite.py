@@ -33,6 +33,7 @@ import yaml
 
 from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config, dotted
+from crosel.data.sources import check_there
 from crosel.errors import UserError, choose_from
 from crosel.nets import check_trust
 from crosel.yaml_files import read_yaml
@@ -168,6 +169,25 @@ def check_code(place: str, cells: Iterable[Cell], trust_code: bool) -> None:
             check_trust(cell.config.network.name, trust_code)
         except UserError as error:
             raise UserError(f"{place}, cell {cell.name}: {error}") from None
+
+
+def check_data(place: str, cells: Iterable[Cell]) -> list[str]:
+    """Refuse to begin where no cell has its data: each would fail for itself. As long as one has, it is run, and there
+    is a line for each source that is not there."""
+    first: dict[tuple[str, Path | None], Cell] = {}
+    for cell in cells:
+        first.setdefault((cell.config.source, cell.config.data_folder), cell)
+    missing = []
+    for (source, folder), cell in first.items():
+        try:
+            check_there(source, folder)
+        except UserError as error:
+            missing.append(f"{place}, cell {cell.name}: {error}")
+        except OSError:  # it may be there: the cell will see
+            continue
+    if missing and len(missing) == len(first):
+        raise UserError(missing[0])
+    return missing
 
 
 def _wanted(place: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
