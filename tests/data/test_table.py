@@ -143,7 +143,7 @@ def test_true_labels_in_jsonl_may_be_missing_or_come_late(tmp_path):
         picture(tmp_path / row["path"])
     rows[1]["truth"] = "cat"
     data = read(put(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows))))
-    assert data.notes == ("some rows have no label: true labels are not used",)
+    assert data.notes == ("some rows have no label (line 1 is the first); true labels are not used",)
     rows[0]["truth"], rows[2]["truth"], rows[2]["split"] = "dog", "cat", "test"
     data = read(put(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows))))
     assert (data.y.tolist(), data.y_test.tolist()) == ([1, 0], [0])
@@ -321,7 +321,7 @@ def test_weights_alone_make_the_sets(tmp_path):
 def test_labels_that_are_not_all_there_are_no_truth(tmp_path):
     data = read(put(tmp_path / "d.csv", "candidates,label,f\na|b,a,1\na,,2\n"))
     assert data.y is None
-    assert data.notes == ("some rows have no label: true labels are not used",)
+    assert data.notes == ("some rows have no label (line 3 is the first); true labels are not used",)
 
 
 def test_an_odd_path_list_keeps_its_rows(tmp_path):
@@ -461,7 +461,14 @@ BAD_CSV = {
         "candidates,label,split,f\na,a,,1\n,,test,1\n",
         "line 3, column 'label': a test row needs its true label",
     ),
-    "label missing": ("label,f\na,1\n,2\n", "line 3, column 'label': no label, and there is no column 'candidates'"),
+    "label missing": (
+        "label,f\na,1\n,2\n",
+        "line 3, column 'label': no label, though other rows have one; fill it in, or leave the row out",
+    ),
+    "all labels missing": (
+        "label,f\n,1\n,2\n",
+        "line 2, column 'label': no label, and there is no column 'candidates'; add one of them",
+    ),
     "weight code": ("candidates,weight,f\na|b,1_0|1,1\n", "line 2, column 'weight': weight '1_0' is not a number"),
     "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is not a number"),
     "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),

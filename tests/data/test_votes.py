@@ -628,10 +628,12 @@ def test_numbers_beside_the_truth(tmp_path, features):
     assert some.y is None
     assert some.notes == (f"{path}, line 3, column 'truth': no true label, so this column is not used",)
     path = put(tmp_path / "p.csv", "id,truth,p_cat,p_dog\nt1,cat,0.1,0.9\nt2,,1,0\n")
-    assert refused(path).endswith("; add one of them; if the numbers are scores: --set data.format=scores")
+    assert refused(path).endswith(
+        "; fill it in, or leave the row out; if the numbers are scores: --set data.format=scores"
+    )
     assert read(path, format="scores", inputs=features).classes == ("p_cat", "p_dog")
     path = put(tmp_path / "p.jsonl", '{"truth": "cat", "f": 1}\n{"truth": null, "f": 2}\n')
-    assert refused(path).endswith("; add one of them"), "there are no scores in jsonl"
+    assert refused(path).endswith("; fill it in, or leave the row out"), "there are no scores in jsonl"
     path = put(tmp_path / "v.csv", "id,truth,h,w\nt1,1,1,0\nt2,0,0,1\n")
     assert "v.csv: whole numbers, true labels among them, may be votes or features; say which: --set" in refused(path)
     assert read(path, format="table").x.tolist() == [[1, 0], [0, 1]]

@@ -439,6 +439,26 @@ def test_network_code_that_raises(
         assert_refused(crosel_cli(*command, "--trust-code"), "cannot be imported: ZeroDiv", f"({file}, line 1)")
 
 
+def test_eval_on_rows_of_which_some_have_no_label(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    source, run = tmp_path / "train.csv", tmp_path / "run"
+    rows = [f"{i},{-i},{label}|owl,{label}" for i, label in enumerate(["cat", "dog", "fox"] * 4)]
+    source.write_text("\n".join(["f,g,candidates,label", *rows]))
+    training = ("--method", "cc", "--set", "train.epochs=1", "--device", "cpu", "--out", run)
+    assert crosel_cli("train", source, *training).code == 0
+    for name, text, says in (
+        ("l.csv", "f,g,label\n1,2,cat\n1,2,\n", "l.csv, line 3, column 'label': no label, though other rows have one; "
+         "fill it in, or leave the row out"),
+        ("l.jsonl", '{"f": 1, "g": 2, "label": null}\n{"f": 1, "g": 2, "label": "dog"}\n',
+         "l.jsonl, line 1, column 'label': no label, though other rows have one; fill it in, or leave the row out"),
+        ("c.csv", "f,g,candidates,label\n1,2,cat,cat\n1,2,dog|cat,\n1,2,dog,\n",
+         "c.csv: some rows have no label (line 3 is the first); fill them in, or leave these examples out"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+        result = crosel_cli("eval", run, tmp_path / name)
+        assert_refused(result, says)
+        assert "column 'candidates'" not in result.err
+
+
 def test_bad_inputs_and_outputs_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     run, x = tiny_run.path, small_arrays()["x_test"]
     for name, arrays in {

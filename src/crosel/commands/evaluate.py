@@ -17,7 +17,7 @@ from crosel.commands.predict import tell_of_dark
 from crosel.config import build_config
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
-from crosel.data.dataset import Array, Dataset
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset
 from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import locate
 from crosel.data.table import meanings, other_columns
@@ -78,6 +78,9 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
         )
     x, y = (other.x_test, other.y_test) if other.x_test is not None else (other.x, other.y)
     if x is None or y is None:
+        why = next((note for note in other.notes if note.endswith(LABELS_UNUSED)), None)
+        if why is not None:
+            raise UserError(f"{source}: {why.removesuffix(LABELS_UNUSED)}fill them in, or leave these examples out")
         what = "for every example (a column 'label', or an array y)"
         raise UserError(f"{source} has no true labels {what}; to get labels for it, use crosel predict")
     # A file may have the classes in another order, or lack some.

@@ -14,6 +14,7 @@ from crosel.errors import UserError
 
 Array = NDArray[Any]
 ANY_CLASS = 2**31  # for `as_labels`: as many classes as there may be
+LABELS_UNUSED = "true labels are not used"  # the end of a note that says why
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import Array, Dataset, make_dataset
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
 from crosel.limits import check_bytes, one_line
@@ -122,7 +122,7 @@ def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
         if (target.sum(axis=1) == 1).all():
             y = target.argmax(axis=1)
         else:
-            notes = ("'target' does not have one label for every example; true labels are not used",)
+            notes = (f"'target' does not have one label for every example; {LABELS_UNUSED}",)
     return make_dataset(x, sets, y=y, place=str(path), notes=notes)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.dataset import Array, Dataset, make_dataset
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
 from crosel.data.images import bad_inputs_note
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import (
@@ -63,14 +63,17 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
         table, x = _usable(table, settings, progress, notes)
     train, test = split_rows(table)
     truth, labels = optional_labels(table, train)
-    if truth is None and any(labels[row] is not None for row in train):
-        notes.append("some rows have no label: true labels are not used")
+    no_label = next((int(row) for row in train if labels[row] is None), 0)
+    partly = truth is None and any(labels[row] is not None for row in train)
+    if partly:
+        notes.append(f"some rows have no label (line {table.lines[no_label]} is the first); {LABELS_UNUSED}")
     sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
-        row = next((int(row) for row in train if labels[row] is None), 0)
-        place = table.place(row, "label")
+        place = table.place(no_label, "label")
         guessed = table.titles.get("truth") == table.titles.get("label", "") and "json" not in table.path.suffix.lower()
         scores = "; if the numbers are scores: --set data.format=scores" if guessed else ""
+        if partly:
+            raise UserError(f"{place}: no label, though other rows have one; fill it in, or leave the row out{scores}")
         raise UserError(f"{place}: no label, and there is no column 'candidates'; add one of them{scores}")
     check_test_labels(table, test, labels)
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
