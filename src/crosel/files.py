@@ -48,11 +48,14 @@ def disk_errors(path: Path, elsewhere: str = "choose another place with --out") 
 
 
 def keep_apart(out: Path, *sources: Path | str | None, rewrites: str = "") -> None:
-    """Refuse to write over what is read, and over a file that a run lives by, except that which `rewrites` names."""
+    """Refuse to write over what is read, and over a file that a run lives by, except that which `rewrites` names.
+
+    Such a file need not be there yet: what stood under its name would be taken for the run's own.
+    """
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
             raise UserError(f"{out}: this is the source itself; choose another name")
-    if out.name in _OF_A_RUN - {rewrites} and out.exists() and is_run_folder(out.parent):
+    if out.name in _OF_A_RUN - {rewrites} and is_run_folder(out.parent):
         raise UserError(f"{out}: this file belongs to the run; choose another name")
 
 

@@ -764,6 +764,10 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
         assert refused.code == 2
         assert re.search("this is the source itself|this file belongs to the run", refused.err)
         assert command[-1].read_bytes() == before
+    (run / "review.jsonl").unlink()
+    refused = crosel_cli("predict", run, listed, "--out", run / "review.jsonl")
+    assert (refused.code, "this file belongs to the run" in refused.err) == (2, True), "no decisions yet, but its place"
+    assert not (run / "review.jsonl").exists()
 
 
 def test_a_folder_with_a_config_is_no_run_yet(tmp_path: Path, crosel_cli: CroselCli) -> None:
