@@ -119,6 +119,8 @@ def test_convert_is_what_training_on_the_source_sees(tmp_path):
     assert_same(read(tmp_path / "d.npz"), direct)
     assert found == summarise(direct)
     assert draw_candidates(read(tmp_path / "d.npz"), None, 9).candidates.tolist() == direct.candidates.tolist()
+    convert("digits", tmp_path / "d.npz", "uniform:q=0.3", seed=6)  # again: digits is no file that could be `out`
+    assert_same(read(tmp_path / "d.npz"), draw_candidates(load("digits"), "uniform:q=0.3", 6))
 
 
 def test_convert_votes_on_images(tmp_path):

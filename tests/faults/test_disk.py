@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +18,9 @@ import pytest
 from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics, tree
 from _support import CroselCli, TinyRun
 from soak import flips
+
+from crosel.errors import UserError
+from crosel.files import atomic_write
 
 
 class ShortWrites(io.FileIO):
@@ -71,6 +76,42 @@ def test_files_may_not_grow(tiny_run: TinyRun, tmp_path: Path, fork_server: Fork
     assert tree(run) == before
     assert fork_server.run("train", "--resume", "--out", run)[0] == 0
     assert_same_run(run, tiny_run.path)
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, done = tmp_path / "kept", []
+    fsync, replace, handles = os.fsync, os.replace, len(os.listdir("/dev/fd"))
+
+    def flush(handle: int) -> None:
+        about = os.fstat(handle)
+        done.append("folder" if stat.S_ISDIR(about.st_mode) else about.st_size)
+        fsync(handle)
+
+    def rename(old: Path, new: Path) -> None:
+        done.append(new.name)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    atomic_write(path, "123456")
+    assert done == [6, "kept", "folder"], "all of it flushed, then named, then the name flushed"
+    done.clear()
+    atomic_write(path, "what can be made again", durable=False)
+    assert done == ["kept"]
+    assert len(os.listdir("/dev/fd")) == handles, "a long run writes thousands of times"
+
+
+def test_the_first_error_is_told_and_not_that_of_the_tidying_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("crosel.files.open", refuse, raising=False)
+    with pytest.raises(UserError, match="this file system is read-only; choose another place with --out"):
+        atomic_write(tmp_path / "kept", "123456")  # there is no temporary file to remove
 
 
 # --- flipped bytes --------------------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ from crosel import checkpoint
 from crosel.config import build_config
 from crosel.csv_cells import unguard
 from crosel.errors import UserError
+from crosel.outcome import read_archive
 from crosel.redact import without_secrets
+from crosel.run import RunFolder
 from crosel.tables.build import Row, Table
 from crosel.tables.render import csv_text
 from crosel.yaml_files import read_yaml
@@ -122,6 +124,12 @@ HOSTILE_CHECKPOINTS = {
     "offsets that overlap": header(
         b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     ) + b"1234",
+    "a good state beside a bad tensor": header(
+        json.dumps({
+            "__metadata__": {"state": json.dumps(state())},
+            "generator": {"dtype": "U8", "shape": [4], "data_offsets": [900, 904]},
+        }).encode()
+    ) + b"1234",
     "a deep header": header(b'{"__metadata__":' + b"[" * 200_000),
     "a deep state": save({}, metadata={"state": "[" * 200_000}),
     "no state": save({"a": np.zeros(2)}),
@@ -188,6 +196,22 @@ def test_a_forged_checkpoint_is_one_clear_line(
     assert "Traceback" not in result.err
     assert len(result.err.splitlines()) == 1
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_objects_in_a_run_folder_are_never_unpickled(tiny_run: TinyRun, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    for name in ("candidates.npz", "selection.npz", "predictions.npz"):
+        with np.load(run / name) as archive:
+            names = archive.files
+        np.savez(run / name, **{name: np.array([Payload()], dtype=object) for name in names})
+    with pytest.raises(UserError, match=r"candidates\.npz: cannot be read \(Object arrays cannot be loaded"):
+        RunFolder(run).read_candidates()
+    assert read_archive(run / "selection.npz") == read_archive(run / "predictions.npz") == {}
+    assert not (tmp_path / "ran").exists()
 
 
 def test_candidate_sets_that_unfold_without_end(

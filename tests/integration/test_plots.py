@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _sessions import make_session, small_data
 from _support import CroselCli, TinyRun, small_arrays
 from PIL import Image
 
 from crosel.config import build_config
 from crosel.devices import pick_device
-from crosel.outcome import read_predictions, read_selection
+from crosel.labels import label_table
+from crosel.outcome import read_predictions, read_selection, write_predictions
 from crosel.pipeline import train_run
 from crosel.report import raster, run_figures, write_report
 from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
@@ -25,6 +27,7 @@ from crosel.report.palette import DARK, LIGHT
 from crosel.report.run_figures import principal_components
 from crosel.report.tables import confusion_counts
 from crosel.run import RunFolder
+from crosel.session import Session
 
 EXPECTED = {
     "accuracy", "selection", "losses", "lambda", "covering", "learning-rate", "set-sizes", "confidence", "calibration",
@@ -147,6 +150,50 @@ def test_outcomes_that_do_not_fit_are_left_aside(tiny_run: TinyRun, tmp_path: Pa
     old = read_selection(tmp_path / "old.npz", 5)
     assert old is not None
     assert old.never.tolist() == [False, False, True, True, True]
+
+
+def test_of_an_outcome_in_part_damaged_the_rest_is_used(tiny_run: TinyRun, tmp_path: Path) -> None:
+    def changed(name: str, **changes: np.ndarray | None) -> Path:
+        arrays = {**np.load(tiny_run.path / name), **changes}
+        np.savez(tmp_path / name, **{key: value for key, value in arrays.items() if value is not None})
+        return tmp_path / name
+
+    whole = read_selection(tiny_run.path / "selection.npz", 96)
+    assert whole is not None
+    assert whole.epochs is not None
+    assert whole.past_labels is not None
+    assert (whole.labels.dtype, whole.confidence.dtype, whole.mask.dtype) == (np.int32, np.float32, bool)
+    for lost in ({"mask": None}, {"labels": whole.labels[:1]}, {"confidence": whole.confidence[:, :-1]}):
+        assert read_selection(changed("selection.npz", **lost), 96) is None
+    flat = {name: getattr(whole, name)[0] for name in ("labels", "confidence", "mask")}
+    assert read_selection(changed("selection.npz", **flat), 96) is None
+    found = read_selection(changed("selection.npz", epochs=whole.epochs[:, :-1]), 96)
+    assert found is not None
+    assert found.epochs is None
+    np.testing.assert_array_equal(found.past_labels, whole.past_labels)
+    short = {name: getattr(whole, name)[:, :, :-1] for name in ("past_labels", "past_confidence")}
+    for lost in ({"past_labels": None}, {"past_confidence": None}, short, dict([*short.items()][1:])):
+        found = read_selection(changed("selection.npz", **lost), 96)
+        assert found is not None
+        assert (found.past_labels, found.past_confidence) == (None, None)
+        np.testing.assert_array_equal(found.epochs, whole.epochs)
+    for lost in ({"y_test": None}, {"test": None}, {"y_test": np.zeros(63, int)}):
+        predictions = read_predictions(changed("predictions.npz", **lost), 96, 10)
+        assert predictions.train is not None
+        assert (predictions.test, predictions.y_test) == (None, None)
+
+
+def test_probabilities_are_kept_where_they_are_not_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(session: Session) -> list[str]:
+        write_predictions(session, label_table(session), tmp_path / "p.npz")
+        return list(np.load(tmp_path / "p.npz"))
+
+    session = make_session("proden")  # 96 examples of 10 classes, and 64 to test
+    for cells, names in ((960, ["train", "test", "y_test"]), (959, ["test", "y_test"]), (639, [])):
+        monkeypatch.setattr("crosel.outcome.CELLS", cells)
+        assert kept(session) == names
+    monkeypatch.undo()
+    assert kept(make_session("proden", data=small_data(x_test=None, y_test=None))) == ["train"]
 
 
 def test_saved_probabilities_are_those_of_the_labels(tiny_run: TinyRun) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from _runs import ENVIRONMENT, ForkServer, arrays, assert_same_run, checkpoints,
 from _support import CroselCli, Result, TinyRun, small_arrays
 
 from crosel import checkpoint
+from crosel.errors import UserError
 from crosel.pipeline import StopFlag
 
 STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
@@ -388,6 +392,35 @@ def test_using_a_run_with_a_damaged_checkpoint(tiny_run: TinyRun, tmp_path: Path
     assert "finished already" not in result.err
     assert_same_run(run, tiny_run.path, same_files=False)
     assert json.loads(crosel_cli("eval", run, "--json").out)["epoch"] == 4
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run under way removes the old ones whenever it has written a new one: then one looks again."""
+    folder, real = stopped / "checkpoints", checkpoint._read
+
+    def replaced(path: Path) -> bytes:
+        monkeypatch.setattr(checkpoint, "_read", real)
+        raise FileNotFoundError(path)
+
+    checkpoint.prune(folder, 1)
+    monkeypatch.setattr(checkpoint, "_read", replaced)
+    found = checkpoint.load_newest(folder)
+    assert found.checkpoint is not None
+    assert (found.checkpoint.state["epoch"], found.damaged) == (3, [])
+    assert checkpoint.load_newest(tmp_path / "nowhere") == checkpoint.Found(None, [])
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_one_clear_line(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(UserError, match="checkpoints: this file system is read-only"):
+        checkpoint.prune(stopped / "checkpoints", 1)
 
 
 def test_hash_matches_but_content_is_no_checkpoint(tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:

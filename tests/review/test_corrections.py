@@ -60,6 +60,26 @@ def test_the_log_itself_is_read_and_half_lines_forgiven(tmp_path: Path) -> None:
         read_corrections(log.path, data())  # type: ignore[arg-type]
 
 
+def test_a_log_is_about_ids_wherever_they_stand_now(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path / "review.jsonl", IDS, CLASSES)
+    log.decide(8, Decision("choose", 0))
+    log.decide(2, Decision("accept", 1))
+    log.close()
+    assert read_corrections(log.path, data(IDS[::-1])) == {0: 0, 6: 1}  # type: ignore[arg-type]
+    for row in ("", '"row": null,', '"row": true,', '"row": 9,', '"row": "1",'):  # no rows: the id says it alone
+        log.path.write_text(f'{{"id": "=1+1", {row} "decision": "choose", "label": "cat"}}')
+        assert read_corrections(log.path, data()) == {1: 0}  # type: ignore[arg-type]
+
+
+def test_a_decision_about_an_id_that_several_have_is_found_by_its_row_or_not_at_all(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path / "review.jsonl", ["a", "a", "b"], CLASSES)
+    log.decide(1, Decision("choose", 2))
+    log.close()
+    assert read_corrections(log.path, data(["a", "a", "b"])) == {1: 2}  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="line 1: this decision is not about this data"):
+        read_corrections(log.path, data(["a", "b", "a"]))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -94,6 +114,9 @@ def test_ids_that_several_have_missing_files_and_other_endings(tmp_path: Path) -
     for name in ("none.csv", "none.jsonl"):
         with pytest.raises(UserError, match="no such file"):
             read_corrections(tmp_path / name, data())  # type: ignore[arg-type]
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(UserError, match=r"folder\.csv: cannot be read \(Is a directory\)"):
+        read_corrections(tmp_path / "folder.csv", data())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"must be a .csv \(exported\) or .jsonl"):
         read_corrections(tmp_path / "c.txt", data())  # type: ignore[arg-type]
 
