@@ -37,7 +37,7 @@ from crosel.data import Dataset, draw_candidates, load
 from crosel.environment import environment
 from crosel.errors import Interrupted
 from crosel.methods.base import Batch, Stream
-from crosel.methods.crosel import average_outputs
+from crosel.methods.crosel import average_outputs, comix_targets
 from crosel.nets import ResidualNetwork
 from crosel.session import Session
 from crosel.train import fit, predict_chunks
@@ -166,6 +166,26 @@ def selected_leave_no_trace(session: Session) -> None:
     method._selection_losses = losses  # type: ignore[method-assign]
 
 
+def aligned(session: Session) -> None:
+    """Targets are divided by their running mean, so that no class is forgotten: over time all are equally frequent."""
+    method = method_of(session)
+    plain, k = method._mixed_views, method.candidates.shape[1]
+    means = {id(network): torch.full((k,), 1 / k) for network in method.networks}
+
+    def mixed_views(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        mean = means[id(network)]
+
+        def targets(logits: Tensor, candidates: Tensor, temperature: float | Tensor) -> Tensor:
+            now = comix_targets(logits, candidates, 1.0).mean(dim=0)
+            mean.mul_(0.99).add_(now, alpha=0.01)
+            return comix_targets(logits - mean.log(), candidates, temperature)
+
+        with mock.patch("crosel.methods.crosel.comix_targets", targets):
+            return plain(network, batch, generator)
+
+    method._mixed_views = mixed_views  # type: ignore[method-assign]
+
+
 def no_comix(session: Session) -> None:
     """The warm-up continues to the end."""
     method_of(session).warmup = session.config.train.epochs
@@ -227,6 +247,10 @@ ARMS: dict[str, Arm] = {
     "strong views in warm-up": (("method.warmup_view=strong",), None),
     "co-mix alone, strong views in warm-up": (("method.warmup_view=strong",), without_selected),
     "classes of the selected balanced": ((), balanced),
+    "targets aligned": ((), aligned),
+    "targets aligned, under 1 percent left out": (("method.least_selected=100",), aligned),
+    "targets aligned, classes balanced": ((), both(aligned, balanced)),
+    "targets aligned, co-mix alone": ((), both(aligned, without_selected)),
     "refreshed statistics": ((), refreshed),
     "T 1": (("method.temperature=1",), None),
     "λ_cr 4 from the start": (("method.lambda_cr_start=4",), None),
@@ -239,6 +263,11 @@ ARMS: dict[str, Arm] = {
     "warm-up of 30": (("method.warmup=30", "train.epochs=44"), None),
     "α 0.25": (("method.alpha=0.25",), None),
     "milder strong views": (("augment.strong_ops=1", "augment.cutout=0.25"), None),
+    "milder strong views, α 0.25": (("augment.strong_ops=1", "augment.cutout=0.25", "method.alpha=0.25"), None),
+    "milder strong views, α 0.25, T 1": (
+        ("augment.strong_ops=1", "augment.cutout=0.25", "method.alpha=0.25", "method.temperature=1"),
+        None,
+    ),
     "warm-up without augmentation": (("method.warmup_view=plain",), None),
     "lr 0.2": (("train.lr=0.2",), None),
     "lr 0.05": (("train.lr=0.05",), None),

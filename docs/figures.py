@@ -129,8 +129,10 @@ def one_change() -> dict[str, Figure]:
     }
     stalled = {
         "as it is": as_it_is,
-        "targets in eval mode": rows("cifar10-study/targets-in-eval-mode-seed0"),
-        "3 epochs of warm-up": rows("cifar10-study/warm-up-3-seed0"),
+        "eval targets": rows("cifar10-study/targets-in-eval-mode-seed0"),
+        "one network": rows("cifar10-study/one-network-seed0"),
+        "warm-up of 3": rows("cifar10-study/warm-up-3-seed0"),
+        "and T = 0.5": rows("cifar10-study/warm-up-3-and-T-0.5-seed0"),
     }
     return {
         "study": Figure(
@@ -157,11 +159,22 @@ def ablations() -> dict[str, Figure]:
         "one network": rows(f"{folder}/one-network-seed0"),
         "no co-mix": rows(f"{folder}/without-comix-seed0"),
     }
+    fewer = {
+        "all of CroSel": runs["all of CroSel"],
+        "β1, β2": rows(f"{folder}/in-the-set-and-stable-seed0"),
+        "β1": rows(f"{folder}/in-the-set-seed0"),
+        "β1 β2 no co-mix": rows(f"{folder}/in-the-set-and-stable-without-comix-seed0"),
+        "no co-mix": runs["no co-mix"],
+    }
     mark = end_of_warm_up(runs["all of CroSel"])
     return {
         "ablations": Figure(
             "CIFAR-10, q = 0.5, ResNet-18, 52 epochs: test accuracy", folder,
             lines(runs, "test_accuracy"), bottom=0.55, mark=mark,
+        ),
+        "ablations-criteria": Figure(
+            "The same with fewer criteria: test accuracy", folder,
+            lines(fewer, "test_accuracy"), bottom=0.55, mark=mark,
         ),
         "ablations-selected": Figure(
             "The same runs: share selected", folder, lines(runs, "selection_ratio"), mark=mark,
