@@ -2,12 +2,14 @@
 
 * `WeightAverage`: an exponential average of each network's weights over the steps (`train.average`), which predicts in
   place of the weights that are trained. The bank is filled by these: it lives on how they change.
-* `refresh_statistics`: before a pass in evaluation mode, batch norm's statistics are taken anew from plain training
-  images (`train.refresh`). In training they come from whatever went through the network last: mixed images, say.
+* `refresh_statistics`: batch norm's statistics are taken anew from plain training images, those of trained weights
+  before a pass in evaluation mode (`train.refresh`). In training they come from whatever went through the network last:
+  mixed images, say. Those of averaged weights always: statistics of weights that are far from their mean do not fit it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -68,18 +70,44 @@ class WeightAverage:
             kept.copy_(tensors[name])
 
 
+def spread_rows(n: int, count: int) -> Tensor:
+    """`count` of n rows, none twice before all have come. Any stretch of them lies evenly over all n.
+
+    So each has its share of all classes, be the rows sorted by class or the classes take turns: a step of a golden
+    section of n keeps clear of both, and one that shares no factor with n reaches all rows.
+    """
+    step = round(n * (math.sqrt(5) - 1) / 2)
+    while math.gcd(step, n) > 1:
+        step += 1
+    return torch.arange(count) * step % n
+
+
 @torch.no_grad()
-def refresh_statistics(method: nn.Module, batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
-    """Replace batch norm's running statistics by their mean over `batches`; leaves `method` in evaluation mode."""
-    norms = [module for module in method.modules() if isinstance(module, _BatchNorm)]
+def refresh_statistics(networks: nn.Module, batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> list[Tensor]:
+    """Replace batch norm's running statistics by their mean over `batches`, in place, and return them.
+
+    All else stays in evaluation mode (dropout would draw random numbers), and so does batch norm that a network keeps
+    out of training mode by itself. Without any to refresh, no batch is made.
+    """
+    networks.train()
+    norms = [m for m in networks.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    networks.eval()
+    if not norms:
+        return []
     momenta = [norm.momentum for norm in norms]
-    method.train()
+    statistics = [s for norm in norms for s in (norm.running_mean, norm.running_var) if s is not None]
+    counts = [(c, c.clone()) for c in (norm.num_batches_tracked for norm in norms) if c is not None]
+    for norm in norms:
+        norm.train()
     try:
         for count, batch in enumerate(batches, 1):
             for norm in norms:
                 norm.momentum = 1 / count  # the first batch replaces what was there; then a plain mean
             run(batch)
     finally:
+        networks.eval()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        method.eval()
+        for counted, before in counts:  # of batches that were trained on; with momentum None the next weighs by it
+            counted.copy_(before)
+    return statistics

@@ -45,12 +45,17 @@ class TrainSettings(Settings):
     fused: bool = Field(True, description="on CUDA, fuse batch norm and ReLU (Triton) if the network allows it")
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it (CUDA graphs)")
     average: float = Field(
-        0, ge=0, lt=1, description="predict with a moving average of the weights that has this decay; 0: off"
+        0,
+        ge=0,
+        lt=1,
+        description="predict with a moving average of the weights that has this decay, and with batch norm statistics "
+        "computed for it from unaugmented training examples; 0: off",
     )
     refresh: int = Field(
         0,
         ge=0,
-        description="before evaluation, compute batch norm statistics from this many unaugmented batches; 0: off",
+        description="before evaluation, compute the batch norm statistics of the trained weights from this many "
+        "unaugmented batches; 0: off",
     )
     batch_norm: Literal["average", "synchronise"] = Field(
         "average", description="with several ranks: average running statistics every epoch, or share them in each batch"

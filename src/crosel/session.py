@@ -101,10 +101,13 @@ class Session:
         with self.average.in_place() if self.average else nullcontext():
             yield
 
-    def statistics(self) -> list[Tensor]:
-        """Running statistics of batch norm, which each rank takes from its own rows."""
-        tensors = dict(self.method.named_buffers()) | self._averaged()
-        return [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
+    def statistics(self) -> Iterator[list[Tensor]]:
+        """Running statistics of batch norm, which each rank takes from its own rows: the method's, and the average's.
+
+        Apart, since how a sum over ranks is rounded depends on what else is in the message: training stays the same.
+        """
+        for tensors in (dict(self.method.named_buffers()), self._averaged()):
+            yield [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
 
     def _averaged(self) -> dict[str, Tensor]:
         """The averaged weights, if there are any, by the names that a checkpoint has for them."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from crosel import finite, metrics
-from crosel.averaging import refresh_statistics
+from crosel.averaging import refresh_statistics, spread_rows
 from crosel.config import TrainSettings
 from crosel.devices import computing
 from crosel.errors import Interrupted
@@ -28,6 +28,8 @@ from crosel.session import Session
 from crosel.stepper import Stepper
 
 Row = dict[str, Any]
+
+_AVERAGE_CHUNKS = 16  # from which averaged weights get their statistics, or more if `train.refresh` is more
 
 
 class Watcher(Protocol):
@@ -83,6 +85,8 @@ def fit(
         with steps_fit:
             finished = take_steps(session, stepper, watchers, stop_requested)
         if not finished:
+            with passes_fit:
+                refresh_average(session, 1)  # who has asked to stop waits for it
             progress.seconds = time.perf_counter() - started
             for watcher in watchers:
                 watcher.on_state(session)
@@ -133,7 +137,8 @@ def take_steps(
                 for watcher in watchers:
                     watcher.on_step(session, epoch, at, loss)
         stopped = world.any(stop_requested()) and not last
-    world.average(session.statistics(), session.batch_size)
+    for statistics in session.statistics():
+        world.average(statistics, session.batch_size)
     if stopped:
         looks.take(wait=True)  # what is not finite must not get into a checkpoint
     return not stopped
@@ -209,14 +214,12 @@ def finish_epoch(session: Session, epoch: int) -> Row:
     due = epoch % every == 0 or epoch == session.config.train.epochs
     row: Row = {}
     if method.watches_training_set or due:
-        refresh(session)
+        refresh(session, session.config.train.refresh)
         row |= training_pass(session)
     method.end_epoch(epoch)
     row |= method.metrics()
     row |= selection_accuracy(session, method.training_labels())
-    if due and session.average:
-        with session.evaluating():
-            refresh(session)
+    refresh_average(session, max(session.config.train.refresh, _AVERAGE_CHUNKS))  # due or not: a checkpoint holds it
     if due and data.x_test is not None and data.y_test is not None:
         row |= accuracies(session, data.x_test, data.y_test)
     return row
@@ -231,21 +234,27 @@ def selection_accuracy(session: Session, chosen: TrainingLabels | None) -> Row:
     return {} if accuracy is None else {"oracle_selection_accuracy": accuracy}
 
 
-def refresh(session: Session) -> None:
-    """Take batch norm's statistics anew from plain training examples in random order, if the config says so."""
-    x = session.train.x
-    chunk = min(len(x), session.config.train.eval_batch_size)
-    count = min(session.config.train.refresh, len(x) // chunk)
-    if not count or chunk < 2 * session.world.size:
+def refresh_average(session: Session, chunks: int) -> None:
+    """Give averaged weights, where there are any, the statistics that go with them."""
+    if session.average:
+        with session.evaluating():
+            refresh(session, chunks)
+
+
+def refresh(session: Session, chunks: int) -> None:
+    """Take batch norm's statistics anew from up to so many chunks of plain training examples.
+
+    Without random numbers: training is the same however often this is done.
+    """
+    if not chunks:
         return
-    order = torch.rand(len(x), generator=session.generator, device=session.device).argsort()
-    batches = (
-        session.normalise(session.train.rows(session.world.own(order[i * chunk : (i + 1) * chunk])).to(session.device))
-        for i in range(count)
-    )
+    n, world = len(session.train.x), session.world
+    chunk = max(2 * world.size, min(n, session.config.train.eval_batch_size))  # two for each rank: one has no variance
+    rows = spread_rows(n, min(chunks, max(1, n // chunk)) * chunk).view(-1, chunk)
+    batches = (session.normalise(session.train.rows(world.own(part)).to(session.device)) for part in rows)
     with computing(session.config, session.device):
-        refresh_statistics(session.method, batches, session.method.outputs)
-    session.world.average(session.statistics(), chunk)
+        found = refresh_statistics(session.method.networks, batches, session.method.outputs)
+    world.average(found, chunk)
 
 
 @torch.no_grad()

@@ -156,6 +156,8 @@ def test_the_cases_are_what_their_names_say(trained: dict[int, Path]) -> None:
 def test_batch_norm_is_averaged_or_synchronised(launch: Launch, tmp_path: Path) -> None:
     calm = ["train.average=0.5", "train.refresh=1", "train.eval_batch_size=9"]
     cases, settings = {}, {"average": calm, "synchronise": [*calm, "train.batch_norm=synchronise"]}
+    one_row = ["train.eval_batch_size=1"]  # too few for each rank to have some
+    settings |= {"plain": one_row, "averaged weights": [*one_row, "train.average=0.5"]}
     for name, extra in settings.items():
         for method in ("crosel", "pico"):
             out = tmp_path / f"{method}-{name}"
@@ -175,6 +177,12 @@ def test_batch_norm_is_averaged_or_synchronised(launch: Launch, tmp_path: Path) 
         apart = state(tmp_path / f"{method}-average", epoch=1)
         assert statistics
         assert any(not torch.allclose(apart[name], one[name], rtol=1e-6) for name in statistics)
+        plain, averaged = (state(tmp_path / f"{method}-{name}") for name in ("plain", "averaged weights"))
+        assert_same({name: value for name, value in averaged.items() if not name.startswith("average.")}, plain)
+        means = [name for name in averaged if name.startswith("average.") and name.endswith("running_mean")]
+        trained_means = [plain[name.replace("average.", "method.networks.", 1)] for name in means]
+        assert means
+        assert not any(torch.allclose(averaged[a], b) for a, b in zip(means, trained_means, strict=True))
 
 
 @pytest.mark.parametrize("size", [2, 4])

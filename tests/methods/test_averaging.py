@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from crosel.averaging import WeightAverage, refresh_statistics
+from crosel.averaging import WeightAverage, refresh_statistics, spread_rows
 from crosel.build import build_session, resolve
 from crosel.checkpoint import Checkpoint
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import Dataset, make_dataset
+from crosel.errors import Interrupted
 from crosel.estimator.model import FittedModel
 from crosel.pipeline import train_run
 from crosel.run import load_run
@@ -32,9 +35,9 @@ def made() -> Dataset:
     return draw_candidates(make_dataset(x, y=y, x_test=x[:20], y_test=y[:20], classes=3), "uniform:q=0.3", 0)
 
 
-def session(method: str = "crosel", **train: float) -> Session:
+def session(method: str = "crosel", hidden: tuple[int, ...] = (8,), **train: float | str) -> Session:
     values = {
-        "source": "made", "method": {"name": method}, "network": {"hidden": [8]},
+        "source": "made", "method": {"name": method}, "network": {"hidden": hidden},
         "train": {"epochs": 4, "batch_size": 16, **train},
     }  # fmt: skip
     data = made()
@@ -135,7 +138,8 @@ def test_refreshed_statistics_are_those_of_the_batches() -> None:
     def run(x: torch.Tensor) -> None:
         assert not norm(x).requires_grad, "a graph would take memory for nothing"
 
-    refresh_statistics(norm, batches, run)
+    found = refresh_statistics(norm, batches, run)
+    assert [t.data_ptr() for t in found] == [norm.running_mean.data_ptr(), norm.running_var.data_ptr()], "in place"
     expected = torch.stack([b.mean(dim=0) for b in batches]).mean(dim=0)
     spread = torch.stack([b.var(dim=0) for b in batches]).mean(dim=0)
     torch.testing.assert_close(norm.running_mean, expected)
@@ -189,3 +193,161 @@ def test_statistics_are_refreshed_for_the_weights_that_predict() -> None:
             torch.testing.assert_close(means[-1], first(x).mean(dim=0), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(norm.running_var, first(x).var(dim=0), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(*means)
+
+
+# --- the statistics of averaged weights ---------------------------------------------------------------------------
+
+
+def by_hand(s: Session, chunks: int, size: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Statistics for the weights in the average: mean and variance over chunks of rows 0, 37, 74 - 60, … of the 60."""
+    assert s.average is not None
+    kept = {name: value.double().numpy() for name, value in s.average.state_dict().items()}
+    x = (s.data.x.astype(np.float64) - s.normalise.mean.numpy()) / s.normalise.std.numpy()
+    sums: dict[str, Any] = {}
+    for network in range(len(s.method.networks)):
+        for chunk in range(chunks):
+            h = x[[37 * (chunk * size + j) % 60 for j in range(size)]]
+            for layer in (0, 3):
+                linear, norm = f"{network}.body.{layer}", f"{network}.body.{layer + 1}"
+                h = h @ kept[f"{linear}.weight"].T + kept[f"{linear}.bias"]
+                for name, value in (("mean", h.mean(axis=0)), ("var", h.var(axis=0, ddof=1))):
+                    sums[f"{norm}.running_{name}"] = sums.get(f"{norm}.running_{name}", 0) + value / chunks
+                h = (h - h.mean(axis=0)) / np.sqrt(h.var(axis=0) + 1e-5)
+                h = np.maximum(0, h * kept[f"{norm}.weight"] + kept[f"{norm}.bias"])
+    return sums
+
+
+class Check:
+    """After every epoch and where a run stops, the averaged weights have the statistics of so many chunks."""
+
+    def __init__(self, chunks: int, size: int, stopped: int = 1) -> None:
+        self.chunks, self.size, self.stopped = chunks, size, stopped
+        self.seen: list[int] = []
+
+    def on_state(self, session: Session) -> None:
+        assert session.average is not None
+        self.seen.append(session.progress.step)
+        kept = session.average.state_dict()
+        wanted = by_hand(session, self.stopped if session.progress.step else self.chunks, self.size)
+        assert len(wanted) == 4 * len(session.method.networks)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(kept[name].numpy(), value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+    def on_step(self, *args: Any) -> None: ...
+    def on_epoch(self, *args: Any) -> None: ...
+
+
+@pytest.mark.parametrize("method", ["crosel", "cc"])
+@pytest.mark.parametrize(
+    ("train", "chunks", "size"),
+    [
+        ({}, 1, 60),  # fewer examples than in a chunk
+        ({"eval_batch_size": 16}, 3, 16),  # 12 are left over
+        ({"eval_batch_size": 16, "refresh": 1}, 3, 16),  # that is for the trained weights
+        ({"eval_batch_size": 3}, 16, 3),
+        ({"eval_batch_size": 3, "refresh": 18}, 18, 3),
+        ({"eval_batch_size": 1}, 16, 2),  # one example has no variance
+        ({"eval_batch_size": 16, "data_on": "host"}, 3, 16),
+    ],
+)
+def test_averaged_weights_get_the_statistics_that_go_with_them(
+    method: str, train: dict[str, Any], chunks: int, size: int
+) -> None:
+    """Also in epochs in which nothing is measured."""
+    check = Check(chunks, size)
+    fit(session(method, (8, 5), average=0.9, evaluate_every=4, **train), (check,))
+    assert check.seen == [0, 0, 0, 0]
+
+
+def same_bits(one: Session, other: Session, prefix: str = "") -> None:
+    tensors, others = one.state()[0], other.state()[0]
+    names = [name for name in tensors if name.startswith(prefix)]
+    assert names == [name for name in others if name.startswith(prefix)] != []
+    for name in names:
+        assert torch.equal(tensors[name], others[name]), name
+
+
+@pytest.mark.parametrize("method", ["crosel", "cc", "pico"])
+@pytest.mark.parametrize("refresh", [0, 2])
+def test_training_is_the_same_with_an_average_and_however_often_it_is_evaluated(method: str, refresh: int) -> None:
+    """Digit for digit: weights, statistics, tables, momentum, and the random numbers that come next."""
+    plain = session(method, refresh=refresh, eval_batch_size=16)
+    fit(plain)
+    for every in (1, 3):
+        averaged = session(method, average=0.9, refresh=refresh, eval_batch_size=16, evaluate_every=every)
+        fit(averaged)
+        for part in ("method.", "momentum.", "generator"):
+            same_bits(plain, averaged, part)
+
+
+@pytest.mark.parametrize("asked", [3, 6, 5], ids=["first epoch", "second epoch", "between epochs"])
+def test_a_stopped_run_predicts_well_and_goes_on_to_the_same_bits(asked: int) -> None:
+    settings: dict[str, Any] = {"average": 0.9, "eval_batch_size": 16, "evaluate_every": 3}
+    unbroken, stopped, resumed = (session("crosel", (8, 5), **settings) for _ in range(3))
+    fit(unbroken)
+    assert unbroken.steps == 4
+    times = 0
+
+    def stop() -> bool:  # after each step, and after each epoch
+        nonlocal times
+        times += 1
+        return times >= asked
+
+    check = Check(3, 16)
+    with pytest.raises(Interrupted):
+        fit(stopped, (check,), stop)
+    assert check.seen == {3: [3], 6: [0, 1], 5: [0]}[asked]
+    tensors, state = stopped.state()
+    resumed.restore(Checkpoint({name: t.clone() for name, t in tensors.items()}, state))
+    fit(resumed, (check,))
+    same_bits(unbroken, resumed)
+
+
+def test_nothing_but_batch_norm_is_in_training_mode_for_it() -> None:
+    """Dropout would draw random numbers, frozen statistics are meant to stay, and counts are of trained batches."""
+
+    class Frozen(nn.BatchNorm1d):
+        def train(self, mode: bool = True) -> Frozen:
+            return super().train(False)
+
+    frozen, norm, counting = Frozen(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None)
+    network = nn.Sequential(frozen, nn.Dropout(0.5), norm, counting, nn.BatchNorm1d(3, track_running_stats=False))
+    frozen.running_mean.fill_(1.0)
+    counting.num_batches_tracked.fill_(7)
+    x, state = torch.randn(8, 3), torch.get_rng_state()
+    found = refresh_statistics(network, [x], network)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(found) == 4
+    assert torch.equal(frozen.running_mean, torch.ones(3))
+    torch.testing.assert_close(norm.running_mean, ((x - 1) / (1 + frozen.eps) ** 0.5).mean(dim=0))
+    assert (norm.num_batches_tracked, counting.num_batches_tracked) == (0, 7)
+    assert (norm.momentum, counting.momentum) == (0.1, None)
+    assert not any(module.training for module in network.modules())
+
+
+def test_a_network_without_batch_norm_has_nothing_to_refresh() -> None:
+    def batches() -> Iterator[torch.Tensor]:
+        raise AssertionError("a batch was made for nothing")
+        yield
+
+    network = nn.Linear(2, 2)
+    assert refresh_statistics(network, batches(), network) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 30, 60, 997, 1000, 10240, 50000])
+def test_spread_rows_come_once_each(n: int) -> None:
+    rows = spread_rows(n, 2 * n)
+    assert torch.equal(rows[:n].sort().values, torch.arange(n))
+    assert torch.equal(rows[n:], rows[:n])
+
+
+@pytest.mark.parametrize("n", [9990, 10000, 10240, 16384, 50000, 73257])
+@pytest.mark.parametrize("classes", [2, 10, 16])
+def test_each_chunk_has_its_share_of_all_classes(n: int, classes: int) -> None:
+    """Whether the rows are sorted by class or the classes take turns, one by one or in groups."""
+    index = torch.arange(n)
+    rows = spread_rows(n, 9 * 1000).view(9, 1000)
+    for labels in (index * classes // n, index % classes, index // 10 % classes):
+        for chunk in rows:
+            shares = torch.bincount(labels[chunk], minlength=classes) * classes / 1000
+            assert 0.85 < shares.min() <= shares.max() < 1.15
