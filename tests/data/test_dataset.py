@@ -585,6 +585,15 @@ def test_pickles_cannot_ask_for_endless_memory(tmp_path):
         read_pickle(path)
 
 
+def test_pickles_larger_than_the_memory_are_told_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "data_batch_1"
+    with open(path, "wb") as stream:
+        stream.truncate(8_000_000)  # takes no room on the disk
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.01")
+    with pytest.raises(UserError, match="data_batch_1: its content would take 15.3 MiB"):
+        read_pickle(path)
+
+
 def test_a_memo_of_any_length_takes_no_memory(tmp_path):
     """A place in the memo is a number that the file chooses: as an array, it would be 32 GiB."""
     path = tmp_path / "data_batch_1"

@@ -157,6 +157,7 @@ def test_folder_for_each_class(tmp_path):
     assert (tmp_path / ".crosel-cache").is_dir()
     again = load(str(tmp_path), None, SMALL)  # the cache is no class
     assert again.fingerprint() == data.fingerprint()
+    assert refused(tmp_path, classes=("cat", "cow")).startswith(f"{tmp_path}: the folder 'dog' is not one of")
 
 
 def test_folders_for_training_and_testing(tmp_path):
@@ -207,17 +208,17 @@ def test_a_changed_image_is_seen(listed, monkeypatch):
 
 
 def test_images_that_cannot_be_read_are_tried_again_and_the_rest_are_decoded_once(listed, monkeypatch):
-    bad = put(listed.parent / "1.png", b"no image")
+    bad = put(listed.parent / "0.png", b"no image")
     first = read(listed, skip_bad=True)
-    assert first.notes == (f"inputs that cannot be read, left out: 1 ({listed}, line 3, column 'path': {bad}: "
+    assert first.notes == (f"inputs that cannot be read, left out: 1 ({listed}, line 2, column 'path': {bad}: "
                            "not an image that Pillow can read)",)  # fmt: skip
     names = decoded(monkeypatch)
     again = read(listed, skip_bad=True)
     assert (again.ids, again.notes) == (first.ids, first.notes)
     assert again.fingerprint() == first.fingerprint()
-    assert names == ["1.png"]
-    assert "1.png: not an image that Pillow can read; fix it" in refused(listed)  # without skip_bad it is not left out
-    assert names == ["1.png", "1.png"]
+    assert names == ["0.png"]
+    assert "0.png: not an image that Pillow can read; fix it" in refused(listed)  # without skip_bad it is not left out
+    assert names == ["0.png", "0.png"]
 
 
 def test_a_repaired_image_is_seen_even_with_the_size_and_time_it_had(listed, monkeypatch):
@@ -250,9 +251,24 @@ def test_a_damaged_cache_is_no_harm(listed, monkeypatch):
     for bad in (np.array([7]), np.array([-1]), np.array(["no row"])):
         np.savez(cache, images=images, bad=bad)
         assert read(listed).fingerprint() == first.fingerprint()
+    for other in (images[:, :, :5], images.astype(np.int64)):
+        np.savez(cache, images=other, bad=np.zeros(0, int))
+        assert read(listed).fingerprint() == first.fingerprint()
     cache.write_bytes(cache.read_bytes()[:100])
     assert read(listed).fingerprint() == first.fingerprint()
-    assert len(names) == 4 * 3
+    assert len(names) == 6 * 3
+
+
+def test_a_cache_from_a_stranger_runs_nothing(listed, tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    first = read(listed)
+    (cache,) = (listed.parent / ".crosel-cache").glob("*.npz")
+    np.savez(cache, images=np.array([Payload()], dtype=object), bad=np.zeros(0, int))
+    assert read(listed).fingerprint() == first.fingerprint()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_folder_that_cannot_be_written_has_no_cache(listed):
@@ -260,10 +276,14 @@ def test_a_folder_that_cannot_be_written_has_no_cache(listed):
     assert read(listed).n == 3
 
 
-def test_old_entries_go(listed):
+def test_old_entries_go_and_new_ones_stay(listed, monkeypatch):
     for size in range(3, 14):
         read(listed, image_size=size)
     assert len(list((listed.parent / ".crosel-cache").glob("*.npz"))) == 8
+    names = decoded(monkeypatch)
+    for size in range(8, 14):
+        read(listed, image_size=size)
+    assert names == []
 
 
 def test_too_many_images_for_the_memory(listed, monkeypatch):

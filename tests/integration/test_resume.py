@@ -377,6 +377,11 @@ def test_no_good_checkpoint_at_all(tiny_run: TinyRun, stopped: Path, crosel_cli:
     assert result.code == 0, result.err
     assert result.err.splitlines()[2] == "no good checkpoint yet; starting from the beginning"
     assert_same_run(stopped, tiny_run.path, same_files=False)
+    shutil.rmtree(stopped / "checkpoints")  # to free some space, say
+    result = crosel_cli("train", "--resume", "--out", stopped)
+    assert result.code == 0, result.err
+    assert result.err.splitlines()[0] == "no checkpoint yet; starting from the beginning"
+    assert_same_run(stopped, tiny_run.path)
 
 
 def test_using_a_run_with_a_damaged_checkpoint(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:

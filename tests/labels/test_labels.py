@@ -276,6 +276,7 @@ def test_labels_given_as_a_source_are_one_clear_line(tmp_path, ending):
 
 def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     session = load_run(tiny_run.path, torch.device("cpu"))
+    assert (session.progress.epoch, [row["epoch"] for row in session.progress.rows]) == (4, [1, 2, 3, 4])
     table = label_table(session)
     sets, rows = small_arrays()["candidates"], list(table.rows())
     assert all(isinstance(row, LabelRow) and row.label in row.candidates for row in rows)
