@@ -467,6 +467,7 @@ def test_npz_errors(name, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         read_npz(path)
     assert one_line(caught).startswith(f"{path}: ")
+    assert "np.savez" not in str(caught.value), "nothing is wrong with the archive itself"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip file", b"PK\x03\x04", b"\x93NUMPY", b"\x80\x04N."])
@@ -590,7 +591,7 @@ def test_pickles_larger_than_the_memory_are_told_before_they_are_read(tmp_path, 
     with open(path, "wb") as stream:
         stream.truncate(8_000_000)  # takes no room on the disk
     monkeypatch.setenv("CROSEL_MEMORY_GB", "0.01")
-    with pytest.raises(UserError, match="data_batch_1: its content would take 15.3 MiB"):
+    with pytest.raises(UserError, match=r"data_batch_1: its content would take 15\.3 MiB"):
         read_pickle(path)
 
 

@@ -490,6 +490,7 @@ BAD_JSONL = {
     "a list": ("[1]\n", "line 1, column 1: expected an object"),
     "no labels": ('{"x": [1]}\n', "line 1: there is no 'candidates' and no 'label'"),
     "other length": ('{"x": [1], "label": "a"}\n{"x": [1, 2], "label": "a"}', "line 2, column 'x': 2 numbers, where"),
+    "no list": ('{"x": [1, 2], "label": "a"}\n{"x": 0.5, "label": "a"}', "line 2, column 'x': 1 number, where"),
     "missing": ('{"f": 1, "g": 2, "label": "a"}\n{"f": 1, "label": "a"}', "line 2, column 'g': missing"),
     "one more": ('{"f": 1, "label": "a"}\n{"f": 1, "g": 1, "label": "a"}', "line 2, column 'g': not in the first row"),
     "text": ('{"f": "one", "label": "a"}', "line 1, column 'f': 'one' is not a number"),

@@ -674,6 +674,27 @@ def test_bad_tables_in_npz(tmp_path, arrays, says):
     assert says in refused(tmp_path / "d.npz")
 
 
+@pytest.mark.parametrize(("classes", "labels"), [(None, "10"), (["dog", "cat"], ["cat", "dog"])])
+def test_true_labels_beside_the_inputs_of_votes_in_npz(tmp_path, classes, labels):
+    inputs = put(tmp_path / "x.csv", f"id,label,f\nb,{labels[0]},2\na,{labels[1]},1\n")
+    named = {} if classes is None else {"classes": classes}
+    np.savez(tmp_path / "v.npz", votes=[[2, 1], [0, 3]], ids=["a", "b"], **named)
+    data = read(tmp_path / "v.npz", inputs=str(inputs))
+    assert (data.y.tolist(), data.x.tolist(), data.classes) == ([0, 1], [[1], [2]], tuple(classes or "01"))
+    put(inputs, "id,label,f\nb,cow,2\na,cow,1\n")
+    assert refused(tmp_path / "v.npz", inputs=str(inputs)).startswith(f"{inputs}: label 'cow' is not one of the 2")
+
+
+def test_true_labels_and_a_test_set_beside_the_inputs_of_scores(tmp_path):
+    inputs = put(tmp_path / "x.csv", "id,label,split,f\nb,dog,train,2\na,cat,train,1\nc,dog,test,3\n")
+    scores = put(tmp_path / "s.csv", "id,cat,dog\na,0.7,0.3\nb,0.2,0.8\n")
+    data = read(scores, inputs=str(inputs))
+    assert (data.y.tolist(), data.x.tolist()) == ([0, 1], [[1], [2]])
+    assert (data.y_test.tolist(), data.x_test.tolist()) == ([1], [[3]])
+    put(inputs, inputs.read_text().replace("c,dog", "c,cow"))
+    assert "label 'cow' is not one of the 2 classes" in refused(scores, inputs=str(inputs))
+
+
 def test_nobody_voted(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.eye(2), votes=[[1, 0], [0, 0]], ids=["a", "b"])
     with pytest.raises(UserError, match=r"example 'b' has no votes \(1 such\)"):

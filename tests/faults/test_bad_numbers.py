@@ -148,6 +148,21 @@ def test_the_mean_loss_is_that_of_the_batches_that_count() -> None:
     session = make_session("cc", "train.bad_batches=skip")
     session.progress.sums |= {"loss": torch.tensor(6.0), finite.SKIPPED: torch.tensor(1.0)}
     assert finite.means(session, 1) == {"loss": 6.0 / (STEPS - 1), finite.SKIPPED: 1}
+    session = make_session("cc")
+    session.progress.sums |= {"loss": torch.tensor(6.0), finite.GOOD_STEPS: torch.tensor(3.0)}
+    assert finite.means(session, 1) == {"loss": 6.0 / STEPS}
+
+
+@pytest.mark.parametrize(("good", "named"), [(None, 2), (0, 1), (1, 2), (2, 2)])
+def test_the_step_that_is_named_is_the_first_bad_one(good: int | None, named: int) -> None:
+    """The last one where no loss was bad, but what the steps made of the weights."""
+    session = make_session("cc")
+    session.order, session.progress.step = {"all": torch.arange(96).view(3, 32)}, 2
+    session.progress.sums |= {} if good is None else {finite.GOOD_STEPS: torch.tensor(float(good))}
+    first = 32 * (named - 1)
+    said = str(diverged(session, 1, "the loss is nan"))
+    assert f"at step {named} of 3 of epoch 1" in said
+    assert f"Examples in the batch: {first}, {first + 1}, " in said
 
 
 def test_an_epoch_in_which_all_was_skipped_ends_the_run() -> None:
@@ -227,9 +242,13 @@ def test_a_setting_of_the_method_that_is_extreme_is_named_beside_the_learning_ra
     assert "Likely cause: method.lambda_cr=1e+09, far from its default 4, or a learning rate that is too high" in text
     assert "temperature" not in text
     assert "\n" not in text
-    off = make_session("crosel", "method.lambda_cr=0")
+    off = make_session("crosel", "method.lambda_cr=0", "train.lr=0.05")
     off.order = {"all": torch.arange(96).view(3, 32)}
-    assert "Likely cause: a learning rate" in str(diverged(off, 1, "the loss is nan", 0))
+    cause = "Likely cause: a learning rate that is too high; lower train.lr (0.05)"
+    assert f"{cause} or set train.lr_ramp;" in str(diverged(off, 1, "the loss is nan", 0))
+    ramped = make_session("crosel", "method.lambda_cr=0", "train.lr=0.05", "train.lr_ramp=2")
+    ramped.order = off.order
+    assert f"{cause}; or skip" in str(diverged(ramped, 1, "the loss is nan", 0))
 
 
 def test_skipped_batches_go_on_after_a_stop(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:

@@ -521,6 +521,7 @@ def test_out_is_a_file_or_below_one(tmp_path: Path, tiny_run: TinyRun, crosel_cl
     assert_refused(crosel_cli(*tiny_run.command, "--out", below), f"{below}: a part of this path is a file")
     long = tmp_path / ("x" * 300)
     assert_refused(crosel_cli(*tiny_run.command, "--out", long), "the name is too long")
+    assert_refused(crosel_cli("eval", long), "the name is too long")
 
 
 # --- disks --------------------------------------------------------------------------------------------------------
