@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from _runs import ENVIRONMENT, ForkServer, arrays, assert_same_run, checkpoints, metrics, tree
+from _sessions import make_session
 from _support import CroselCli, Result, TinyRun, small_arrays
 
 from crosel import checkpoint
 from crosel.errors import UserError
 from crosel.pipeline import StopFlag
+from crosel.session import Progress, Session
 
 STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
 
@@ -319,6 +322,23 @@ def test_a_run_from_before_a_setting_was_there_goes_on(tiny_run: TinyRun, stoppe
     result = crosel_cli("train", "--resume", "--out", stopped)
     assert result.code == 0, result.err
     assert_same_run(stopped, tiny_run.path, same_files=False)
+
+
+def test_a_state_from_another_kind_of_device_begins_its_epoch_anew_with_draws_of_its_own() -> None:
+    def continued(epoch: int) -> Session:
+        session = make_session("proden")
+        session.progress = Progress(epoch, 2, [{"epoch": epoch}], {"loss": torch.tensor(1.0)}, 3.0)
+        tensors, state = session.state()
+        other = {**tensors, "generator": torch.zeros(16, dtype=torch.uint8)}  # of no use here
+        again = make_session("proden")
+        again.restore(checkpoint.Checkpoint(other, {**state, "device": "cuda"}))
+        return again
+
+    assert continued(1).progress == Progress(1, 0, [{"epoch": 1}], {}, 0.0)
+    sessions = make_session("proden"), continued(1), continued(1), continued(2)
+    fresh, one, same, two = (torch.rand(8, generator=session.generator).tolist() for session in sessions)
+    assert one == same
+    assert fresh != one != two != fresh
 
 
 # --- damage -------------------------------------------------------------------------------------------------------
