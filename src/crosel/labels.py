@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -19,17 +19,20 @@ from crosel.data import Dataset
 from crosel.data.dataset import only_rows
 from crosel.data.images import ends_as_image
 from crosel.data.text import read_json
-from crosel.errors import UserError, tell
+from crosel.errors import UserError, some_of, tell
 from crosel.files import atomic_write_with
 from crosel.limits import shown
 from crosel.methods.base import Method, TrainingLabels
 from crosel.methods.crosel import CroSel
+from crosel.metrics import hardly_predicted, predicted_inside
 from crosel.session import Session
 from crosel.train import predict_chunks
 
 COLUMNS = ("id", "label", "confidence", "selected", "candidates", "flag")
 FLAGS = ("", "outside", "disputed", "unsure")
+LOST_CLASSES = "docs/how-it-works.md#lost-classes"
 WRITE_AGAIN = "write it again: crosel labels RUN --out FILE"
+NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
 
 
@@ -68,6 +71,16 @@ class LabelTable:
         count = int(self.selected[row])
         return "neither" if count == 0 else "both" if count == 2 else "one"
 
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        """By class: for how many of the examples whose set holds it, it is the prediction."""
+        assert self.data.candidates is not None
+        return predicted_inside(self.probabilities, self.data.candidates)
+
+    def remarks(self) -> list[str]:
+        assert self.data.candidates is not None
+        return remarks_on_classes(self.predicted, self.data.candidates, self.data.classes)
+
     def doubtful_first(self) -> LabelTable:
         """The same examples, the least confident label on top: the order in which the review page shows them."""
         order = np.argsort(self.confidence, kind="stable")
@@ -97,6 +110,17 @@ class LabelStudio:
     to_name: str = "image"  # name of <Image>, <Text>, …
     data_key: str = "image"  # the field of a task's data that holds the example's id or path
     tasks: Path | None = None  # the project's own JSON export: its tasks' ids and data are carried over
+
+
+def remarks_on_classes(predicted: NDArray[np.int64], sets: NDArray[np.bool_], classes: Sequence[str]) -> list[str]:
+    """A line about the classes that are hardly predicted, where there are any."""
+    found = hardly_predicted(predicted, sets)
+    if not found:
+        return []
+    held = sets.sum(axis=0)
+    names = [f"{classes[j]} ({predicted[j]:,} of {held[j]:,})" for j in found]
+    names[0] = names[0].removesuffix(")") + " examples whose sets hold it)"
+    return [f"hardly predicted: {some_of(names, NAMED)}: lost in training, not learnt yet, or rare; see {LOST_CLASSES}"]
 
 
 # --- making the table ---------------------------------------------------------------------------------------------

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+ONE_IN = 100  # a class that is predicted for fewer of the examples whose sets hold it, 1 in this many, …
+TIMES_SET = 10  # … or in this many times the mean size of the sets, if that is more, is hardly predicted
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> Tensor:
@@ -22,6 +29,26 @@ def approximated_accuracy(probabilities: Tensor, candidates: Tensor) -> Tensor:
     predicted = probabilities.argmax(dim=1, keepdim=True)
     share = inside.gather(1, predicted).squeeze(1) / inside.sum(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
     return share.mean()
+
+
+def predicted_inside(probabilities: NDArray[Any], candidates: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """By class: for how many of the examples whose set holds it, it is the prediction. Needs no true labels."""
+    predicted = probabilities.argmax(axis=1)
+    inside = candidates[np.arange(len(predicted)), predicted]
+    return np.bincount(predicted[inside], minlength=candidates.shape[1]).astype(np.int64)
+
+
+def hardly_predicted(predicted: NDArray[np.int64], candidates: NDArray[np.bool_]) -> list[int]:
+    """Classes that the networks seem to have lost, by `predicted_inside`; the smallest share first.
+
+    Where all classes are as frequent and wrong labels are in the sets at random, a class is right for one in |S| of the
+    examples whose sets hold it. Hardly predicted is less than a tenth of that, and never more than one in a hundred. If
+    so few sets hold a class that not even one prediction is due to it by this measure, nothing is said of it.
+    """
+    held = candidates.sum(axis=0)
+    few = max(ONE_IN, TIMES_SET * held.sum() / len(candidates))
+    found = np.flatnonzero((held >= few) & (predicted * few < held))
+    return sorted(found.tolist(), key=lambda j: predicted[j] / held[j])
 
 
 def oracle_selection_accuracy(labels: Tensor, selected: Tensor, truth: Tensor) -> float | None:

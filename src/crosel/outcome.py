@@ -42,11 +42,13 @@ class SavedSelection:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class probabilities, half precision: of the training set, and of the test set with its true labels."""
+    """Class probabilities, half precision: of the training set, and of the test set with its true labels. And counts of
+    predictions on the training set, which tables that are too large do not give."""
 
     train: NDArray[np.float16] | None = None  # [n, k]
     test: NDArray[np.float16] | None = None
     y_test: NDArray[np.int64] | None = None
+    predicted: NDArray[np.int64] | None = None  # [k]: for how many examples whose set holds it, a class is predicted
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def write_selection(session: Session, path: Path) -> None:
 
 def write_predictions(session: Session, table: LabelTable, path: Path) -> None:
     """Tables that would be too large are left out."""
-    data, arrays = session.data, dict[str, Any]()
+    data, arrays = session.data, dict[str, Any](predicted=table.predicted)
     if table.probabilities.size <= CELLS:
         arrays["train"] = table.probabilities.astype(np.float16)
     if data.x_test is not None and data.y_test is not None and len(data.x_test) * len(data.classes) <= CELLS:
@@ -112,4 +114,7 @@ def read_predictions(path: Path, n: int, classes: int) -> Predictions:
         train = None
     if test is None or y_test is None or test.shape != (len(y_test), classes):
         test = y_test = None
-    return Predictions(train, test, y_test)
+    predicted = found.get("predicted")
+    if predicted is not None and (predicted.shape != (classes,) or predicted.dtype.kind != "i"):
+        predicted = None
+    return Predictions(train, test, y_test, predicted)

@@ -121,7 +121,8 @@ def train_run(
                 for watcher in others:
                     held.callback(watcher.close)
                 fit(session, (folder, console, *others), stop)
-                finish(folder, session)
+                for line in finish(folder, session):
+                    console.say(line)
             return session
     except Interrupted:
         again = f"crosel train --resume --out {out}{' --trust-code' if trust_code else ''}"
@@ -189,8 +190,8 @@ def _follow(start: Start, build: Build) -> Session:
     return session
 
 
-def finish(folder: RunFolder, session: Session) -> None:
-    """Write what a finished run leaves behind; `done` comes last."""
+def finish(folder: RunFolder, session: Session) -> list[str]:
+    """Write what a finished run leaves behind; `done` comes last. Return what there is to say about it."""
     folder.wait()  # the report shows the last epoch, too
     table = label_table(session)
     write_selection(session, folder / "selection.npz")
@@ -198,3 +199,4 @@ def finish(folder: RunFolder, session: Session) -> None:
     write_labels(table, folder / "labels.csv")
     write_report([folder], folder / "report.html", data=session.data, plots=folder / "plots")
     folder.finish()
+    return table.remarks()

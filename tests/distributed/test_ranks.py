@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -283,6 +284,20 @@ def test_what_rank_0_finds_wrong_is_said_once_and_ends_all(launch: Launch, sourc
     assert (tmp_path / "0.log").read_text().startswith("crosel: method.warmup is 9")
     assert (tmp_path / "1.log").read_text() == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_classes_that_are_hardly_predicted_are_said_by_one_rank_for_all(launch: Launch, tmp_path: Path) -> None:
+    np.savez(tmp_path / "digits.npz", **small_arrays(600, test=13))
+    lines = []
+    for size in (1, 2):
+        out = tmp_path / f"{size}"
+        argv = [*command(tmp_path / "digits.npz", out), "--set", "train.lr=1e-6"]  # nothing is learnt
+        codes = launch(size, "command_line", tmp_path / f"log{size}", argv=argv, port=free_port(), kill=None)
+        assert codes == [0] * size, logs(tmp_path / f"log{size}")
+        lines.append(re.findall("^hardly predicted: .*", (tmp_path / f"log{size}/0.log").read_text(), re.MULTILINE))
+    assert len(lines[0]) == 1
+    assert lines[1] == lines[0]
+    assert (tmp_path / "log2/1.log").read_text() == ""
 
 
 def test_the_launcher_restarts_a_run_that_lost_a_rank(launch: Launch, source: Path, tmp_path: Path) -> None:

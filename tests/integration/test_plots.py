@@ -181,6 +181,11 @@ def test_of_an_outcome_in_part_damaged_the_rest_is_used(tiny_run: TinyRun, tmp_p
         predictions = read_predictions(changed("predictions.npz", **lost), 96, 10)
         assert predictions.train is not None
         assert (predictions.test, predictions.y_test) == (None, None)
+        assert predictions.predicted is not None
+    for counts in (None, np.zeros(9, int), np.zeros((1, 10), int), np.zeros(10), np.full(10, "1")):
+        predictions = read_predictions(changed("predictions.npz", predicted=counts), 96, 10)
+        assert predictions.predicted is None
+        assert predictions.train is not None
 
 
 def test_probabilities_are_kept_where_they_are_not_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +196,9 @@ def test_probabilities_are_kept_where_they_are_not_too_large(tmp_path: Path, mon
     session = make_session("proden")  # 96 examples of 10 classes, and 64 to test
     for cells, names in ((960, ["train", "test", "y_test"]), (959, ["test", "y_test"]), (639, [])):
         monkeypatch.setattr("crosel.outcome.CELLS", cells)
-        assert kept(session) == names
+        assert kept(session) == ["predicted", *names]
     monkeypatch.undo()
-    assert kept(make_session("proden", data=small_data(x_test=None, y_test=None))) == ["train"]
+    assert kept(make_session("proden", data=small_data(x_test=None, y_test=None))) == ["predicted", "train"]
 
 
 def test_saved_probabilities_are_those_of_the_labels(tiny_run: TinyRun) -> None:

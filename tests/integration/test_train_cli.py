@@ -290,6 +290,7 @@ def test_eval_repeats_the_last_row(tiny_run: TinyRun, crosel_cli: CroselCli) -> 
         "selection_ratio", "oracle_selection_accuracy",
     ):  # fmt: skip
         assert evaluation[name] == pytest.approx(last[name], abs=1e-5), name
+    assert evaluation["classes_hardly_predicted"] == 0  # of 96 examples
     plain = crosel_cli("eval", tiny_run.path)
     assert plain.code == 0
     shown = dict(line.split(maxsplit=1) for line in plain.out.splitlines())

@@ -7,7 +7,14 @@ import pytest
 import slow
 import torch
 
-from crosel.metrics import accuracy, approximated_accuracy, covering_rate, oracle_selection_accuracy
+from crosel.metrics import (
+    accuracy,
+    approximated_accuracy,
+    covering_rate,
+    hardly_predicted,
+    oracle_selection_accuracy,
+    predicted_inside,
+)
 
 
 def random_case(seed: int, n: int = 60, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -78,3 +85,42 @@ def test_selection_accuracy_leaves_out_a_network_that_selects_nothing():
 def test_selection_accuracy_looks_at_the_selected_alone():
     truth, labels = torch.arange(4), torch.tensor([[0, 1, -1, -1]])
     assert oracle_selection_accuracy(labels, torch.tensor([[True, True, False, False]]), truth) == 1.0
+
+
+# --- classes that are hardly predicted ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_predictions_inside_the_sets_are_counted_by_class(seed: int) -> None:
+    p, sets = random_case(seed)
+    expected = [0] * 5
+    for row, inside in zip(p.tolist(), sets.tolist(), strict=True):
+        j = slow.argmax(row)
+        expected[j] += inside[j]
+    assert predicted_inside(p, sets).tolist() == expected
+    assert 0 < sum(expected) < len(p)
+
+
+@pytest.mark.parametrize(
+    ("held", "predicted", "found"),
+    [
+        (100, 0, True), (99, 0, False), (100, 1, False), (199, 1, True), (200, 2, False), (201, 2, True),
+        (1000, 9, True), (1000, 10, False), (0, 0, False),
+    ],
+)  # fmt: skip
+def test_fewer_than_one_in_a_hundred_of_at_least_a_hundred(held: int, predicted: int, found: bool) -> None:
+    sets = np.stack([np.arange(1000) < held, np.ones(1000, dtype=bool)], axis=1)
+    assert hardly_predicted(np.array([predicted, 500]), sets) == [0] * found
+
+
+@pytest.mark.parametrize(
+    ("held", "predicted", "found"), [(1000, 0, True), (999, 0, False), (1000, 1, False), (2000, 1, True)]
+)
+def test_for_large_sets_less_than_a_tenth_of_an_even_share(held: int, predicted: int, found: bool) -> None:
+    """Sets of 100 labels: one in 1,000 and not one in 100, since one in 100 is healthy."""
+    sets = np.ones((4000, 101), dtype=bool)
+    sets[held:, 0] = False
+    sets[:held, 1] = False  # every set has 100 labels
+    counts = np.full(101, 40)
+    counts[0] = predicted
+    assert hardly_predicted(counts, sets) == [0] * found

@@ -173,8 +173,11 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             console.close()
         self.classes_ = sets.classes
         self.history_ = History(session.progress.rows)
-        self._keep_labels(label_table(session))
+        table = label_table(session)
+        self._keep_labels(table)
         self._model = FittedModel.of(session, pixels, factory)
+        for line in table.remarks():  # last: who turns warnings into errors still has a classifier
+            warnings.warn(line, stacklevel=2)
         return self
 
     def _console(self) -> Console:

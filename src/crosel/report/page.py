@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import crosel
 from crosel.console import duration
+from crosel.labels import remarks_on_classes
 from crosel.report import palette, run_figures, tables
 from crosel.report.draw import SHAPES
 from crosel.report.figure import Figure
@@ -121,12 +122,19 @@ def _sets(run: RunData, ids: count[int]) -> str:
 
 
 def notice(run: RunData, name: str = "This run") -> str:
+    """What a reader should know first: that the run is not finished, or that it has lost classes."""
     if run.is_complete:
-        return ""
+        return _lost(run, name)
     done, epochs = len(run.rows), run.config.train.epochs
     state = "no epoch is finished yet" if not done else f"epoch {done} of {epochs} is done"
     what = state if done < epochs else "the labels are not written yet"
     return f'<p class="notice" role="status">{escape(name)} is not finished: {what}.</p>\n'
+
+
+def _lost(run: RunData, name: str) -> str:
+    predicted = run.predictions.predicted
+    lines = [] if predicted is None else remarks_on_classes(predicted, run.sets, run.classes)
+    return "".join(f'<p class="notice" role="status">{escape(f"{name}: {line}")}</p>\n' for line in lines)
 
 
 def _tiles(run: RunData) -> str:
