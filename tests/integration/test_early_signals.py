@@ -11,6 +11,7 @@ import pytest
 # A module's own handling of errors, as numpy and torch have some, in place of the import that it stands for.
 SWALLOW = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background have it ignored
 import crosel.config
 def swallow(**given):
     try:
