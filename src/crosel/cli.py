@@ -243,8 +243,10 @@ def labels(
 
     check_ending(out, only_outside)  # before what may take minutes
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
-    keep_apart(out, session.config.source, session.config.data.inputs, tasks, rewrites="labels.csv")
-    if doubtful_first and out.absolute().parent.resolve() == run.resolve():  # whose labels.csv is read by row
+    in_run = out.absolute().parent.resolve() == run.resolve()
+    rewrites = "labels.csv" if in_run and not only_outside else ""  # a run's own are all of its labels
+    keep_apart(out, session.config.source, session.config.data.inputs, tasks, rewrites=rewrites)
+    if doubtful_first and in_run:  # whose labels.csv is read by row
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
     table = label_table(session, outside_gamma)
     if doubtful_first:

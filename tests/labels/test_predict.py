@@ -741,8 +741,9 @@ def test_the_ending_is_looked_at_before_the_data(tiny_run: TinyRun, tmp_path, mo
 
 
 def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_path, crosel_cli: CroselCli):
-    run = tmp_path / "run"
+    run, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(tiny_run.path, run)
+    shutil.copytree(tiny_run.path, other)
     tasks, listed = tmp_path / "export.json", tmp_path / "list.csv"
     tasks.write_text("[]")
     listed.write_bytes((images / "list.csv").read_bytes())
@@ -754,6 +755,8 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
         ("labels", run, "--out", tasks, "--tasks", tasks),
         ("labels", run, "--out", run / "candidates.npz"),
         ("labels", run, "--out", run / "metrics.jsonl"),
+        ("labels", run, "--out", other / "labels.csv"),
+        ("labels", run, "--only-outside", "--out", run / "labels.csv"),
         ("predict", run, listed, "--out", run / "labels.csv"),
         ("candidates", listed, "--out", run / "predictions.npz"),
         ("review", run, "--export", run / "review.jsonl"),
@@ -764,6 +767,7 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
         assert refused.code == 2
         assert re.search("this is the source itself|this file belongs to the run", refused.err)
         assert command[-1].read_bytes() == before
+    assert crosel_cli("labels", run, "--out", run / "labels.csv").code == 0
     (run / "review.jsonl").unlink()
     refused = crosel_cli("predict", run, listed, "--out", run / "review.jsonl")
     assert (refused.code, "this file belongs to the run" in refused.err) == (2, True), "no decisions yet, but its place"
