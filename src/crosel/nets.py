@@ -308,8 +308,8 @@ def raised_by(name: str, error: BaseException) -> str:
     folder = next((os.path.dirname(file) for top, file, _ in frames if top == package), None)
     places = [(file, line) for top, file, line in frames if top == package or os.path.dirname(file) == folder]
     text: object = error
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:  # has no frame of its own
-        places, text = [*places, (error.filename, error.lineno)], error.msg
+    if isinstance(error, SyntaxError) and error.lineno and os.path.isfile(error.filename or ""):  # has no frame
+        places, text = [*places, (str(error.filename), error.lineno)], error.msg
     if not places:
         return ""
     file, line = places[-1]

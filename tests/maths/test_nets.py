@@ -413,6 +413,10 @@ class Net(nn.Linear):
 
 def in_forward(classes, shape):
     return Net(shape[0], classes)
+
+
+def of_text(classes, shape):
+    return nn.Linear(eval("1 +"), classes)
 """,
     "net_raising_helper.py": "def look_up(n):\n    return {}[n]\n",
     "net_of_bad_syntax.py": "import math\n\ndef make(:\n",
@@ -452,6 +456,7 @@ def raising(tmp_path, monkeypatch):
         ("net_of_a_bad_import:make", "be imported: NameError: name 'nn' is not defined", "net_of_no_name.py", 3),
         ("net_that_ends:make", "be imported: SystemExit: 0", "net_that_ends.py", 3),
         ("net_raising:in_forward", "take inputs of shape (5,): AttributeError: 'Net' object has", "net_raising.py", 30),
+        ("net_raising:of_text", "be built: SyntaxError: invalid syntax (<string>, line 1)", "net_raising.py", 38),
     ],
 )
 def test_own_factory_that_raises_is_told_with_the_users_own_line(raising, name, says, file, line):
