@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import traceback
+from types import CodeType
 
 import torch
 
@@ -80,7 +82,7 @@ def build_session(
     )  # fmt: skip
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def check_network(method: Method, data: Dataset, device: torch.device, name: str) -> None:
     """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
     if len({id(network) for network in method.networks}) < len(method.networks):
@@ -94,6 +96,10 @@ def check_network(method: Method, data: Dataset, device: torch.device, name: str
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if isinstance(error, TypeError) and innermost_code(error) is Method.outputs.__code__:  # all networks returned
+            raise UserError(
+                f"the network does not return a tensor ({one_line(error)}); let it return logits [n, classes]"
+            ) from None
         if is_code(name) and (told := raised_by(name, error)):
             raise UserError(f"network '{name}' cannot take inputs of shape {data.shape}: {told}") from error
         if not isinstance(error, RuntimeError | ValueError | TypeError):
@@ -106,6 +112,16 @@ def check_network(method: Method, data: Dataset, device: torch.device, name: str
             f"the network gives {tuple(out.shape[2:])} outputs per example, but there are {len(data.classes)} classes; "
             "give its last layer one output for each class"
         )
+    if not out.requires_grad and not torch.is_inference_mode_enabled():
+        raise UserError(
+            "the network's outputs do not depend on weights that can be trained; "
+            "look for detach() or torch.no_grad() in its forward"
+        )
+
+
+def innermost_code(error: BaseException) -> CodeType:
+    """The function in which it was raised."""
+    return list(traceback.walk_tb(error.__traceback__))[-1][0].f_code
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import pickletools
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -391,6 +392,17 @@ def test_a_stage_that_never_ends_is_warned_of() -> None:
 ONE_NETWORK = torch.nn.Linear(2, 2)
 
 
+class Changed(torch.nn.Linear):
+    """A network that does something wrong with its outputs."""
+
+    def __init__(self, change: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__(2, 2)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.change(super().forward(x))
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -411,6 +423,8 @@ ONE_NETWORK = torch.nn.Linear(2, 2)
             "no weights that can be trained",
         ),
         ({"network": lambda classes, shape: ONE_NETWORK, "method": "crosel"}, "the same network twice"),
+        ({"network": lambda classes, shape: Changed(lambda out: (out, out))}, "does not return a tensor.*got tuple"),
+        ({"network": lambda classes, shape: Changed(torch.Tensor.detach)}, "do not depend on weights"),
         ({"device": "tpu"}, "unknown device"),
         ({"random_state": -1}, "seed"),
         ({"random_state": "x"}, "random_state"),
