@@ -750,6 +750,7 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
     (tmp_path / "link.csv").symlink_to(listed)
     (run / "review.jsonl").touch()
     source = Path(build_config(file=run / "config.yaml").source)
+    (trained_on := tmp_path / "mine.csv").symlink_to(source)  # predictions are csv or jsonl, by their name
     for command in (
         ("predict", run, listed, "--out", tmp_path / "link.csv"),
         ("labels", run, "--out", tasks, "--tasks", tasks),
@@ -761,6 +762,8 @@ def test_what_is_read_is_not_written_over(tiny_run: TinyRun, images: Path, tmp_p
         ("candidates", listed, "--out", run / "predictions.npz"),
         ("review", run, "--export", run / "review.jsonl"),
         ("labels", run, "--out", source),
+        ("predict", run, listed, "--out", trained_on),
+        ("review", run, "--export", trained_on),
     ):
         before = command[-1].read_bytes()
         refused = crosel_cli(*command)

@@ -36,6 +36,7 @@ def predict_file(
         raise UserError(f"{out}: predictions are written as .csv or .jsonl; use one of these endings")
     keep_apart(out, source)
     session = load_run(run, device, trust_code, needs_data=False)
+    keep_apart(out, session.config.source, session.config.data.inputs)
     top = min(top, len(session.data.classes))
     line = _csv_row if suffix == ".csv" else _json_row
     count, brightest = 0, 0

@@ -31,12 +31,12 @@ def corrections_csv(decisions: Decisions, ids: Sequence[str], classes: Sequence[
 def export_corrections(run: Path, out: Path) -> int:
     """Write a run's decisions as csv (id, label, decision), also while it is under review; return their number."""
     folder = RunFolder(run)
-    folder.read_config()  # says what is wrong with the folder, if anything
+    config = folder.read_config()  # says what is wrong with the folder, if anything
     saved = folder.read_candidates()
     ids, decisions = saved.ids, Decisions(len(saved.candidates))
     for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes).notes():
         tell(note)
-    keep_apart(out, run / "review.jsonl")
+    keep_apart(out, run / "review.jsonl", config.source, config.data.inputs)
     if out.suffix.lower() != ".csv":
         raise UserError(f"{out}: decisions are written as .csv; use this ending")
     count = int((decisions.kinds > 0).sum())
