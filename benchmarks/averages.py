@@ -4,7 +4,7 @@
     python benchmarks/averages.py table --out results/cifar10-study/averages.jsonl      # the figures in docs/study.md
 
 The setting changes how a run predicts and nothing of how it trains, so that one run answers for both. The images are
-those on which the run measured itself.
+those on which the run measured itself. Runs are told apart by the names of their folders: one file for each suite.
 """
 
 from __future__ import annotations

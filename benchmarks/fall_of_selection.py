@@ -436,7 +436,11 @@ def main() -> None:
         task = replace(task, rule=given.candidates)
     for seed in given.seeds:
         for arm in arms:
-            if any((row["arm"], row["seed"], row["candidates"]) == (arm, seed, task.rule) for row in read(given.out)):
+            this = (given.source, arm, seed, task.rule)
+            if any(
+                (row.get("source", "cifar10"), row["arm"], row["seed"], row["candidates"]) == this
+                for row in read(given.out)
+            ):
                 continue
             row = run(given.source, task, arm, seed, data, given.kept, given.stop_after)
             add(row, given.out)
