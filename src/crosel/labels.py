@@ -30,7 +30,6 @@ from crosel.train import predict_chunks
 
 COLUMNS = ("id", "label", "confidence", "selected", "candidates", "flag")
 FLAGS = ("", "outside", "disputed", "unsure")
-LOST_CLASSES = "docs/how-it-works.md#lost-classes"
 WRITE_AGAIN = "write it again: crosel labels RUN --out FILE"
 NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
@@ -120,7 +119,7 @@ def remarks_on_classes(predicted: NDArray[np.int64], sets: NDArray[np.bool_], cl
     held = sets.sum(axis=0)
     names = [f"{classes[j]} ({predicted[j]:,} of {held[j]:,})" for j in found]
     names[0] = names[0].removesuffix(")") + " examples whose sets hold it)"
-    return [f"hardly predicted: {some_of(names, NAMED)}: lost in training, not learnt yet, or rare; see {LOST_CLASSES}"]
+    return [f"hardly predicted: {some_of(names, NAMED)}: lost in training, not learnt yet, or rare (docs: Lost classes)"]
 
 
 # --- making the table ---------------------------------------------------------------------------------------------

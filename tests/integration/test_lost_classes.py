@@ -89,8 +89,8 @@ def test_a_lost_class_is_said_at_the_end(without_3: str, tmp_path: Path, crosel_
     (line,) = LINE.findall(trained.err)
     assert held > 300
     assert line == (
-        f"hardly predicted: <b>3 (0 of {held} examples whose sets hold it): lost in training, not learnt yet, or rare; "
-        "see docs/how-it-works.md#lost-classes"
+        f"hardly predicted: <b>3 (0 of {held} examples whose sets hold it): lost in training, not learnt yet, or rare "
+        "(docs: Lost classes)"
     )
     assert trained.err.rindex("epoch 12/12") < trained.err.index(line)
     measured = crosel_cli("eval", out, "--json", "--trust-code")
