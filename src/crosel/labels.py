@@ -119,7 +119,8 @@ def remarks_on_classes(predicted: NDArray[np.int64], sets: NDArray[np.bool_], cl
     held = sets.sum(axis=0)
     names = [f"{classes[j]} ({predicted[j]:,} of {held[j]:,})" for j in found]
     names[0] = names[0].removesuffix(")") + " examples whose sets hold it)"
-    return [f"hardly predicted: {some_of(names, NAMED)}: lost in training, not learnt yet, or rare (docs: Lost classes)"]
+    lost = some_of(names, NAMED)
+    return [f"hardly predicted: {lost}: lost in training, not learnt yet, or rare (docs: Lost classes)"]
 
 
 # --- making the table ---------------------------------------------------------------------------------------------
