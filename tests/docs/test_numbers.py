@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,7 +11,12 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from _blocks import ROOT
+from _blocks import ROOT, docs_script
+
+from crosel.bench import expand, read_suite
+from crosel.config import build_config, presets
+from crosel.tables import collect
+from crosel.yaml_files import read_yaml
 
 METRICS = ("test_accuracy", "selection_ratio", "oracle_selection_accuracy")
 _SHARE = re.compile(r"(\d+\.\d+) %|(\d+\.\d+) ± \d+\.\d+ %")
@@ -66,6 +72,69 @@ def test_presets_say_what_they_gave() -> None:
     found = [share for file in files for share in percentages(file.read_text(encoding="utf-8"))]
     assert len(found) >= 10
     assert [share for share in found if not is_known(share, known)] == []
+
+
+def head(preset: str) -> str:
+    """The comment that a preset opens with, in one line."""
+    lines = presets()[preset].read_text(encoding="utf-8").splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+
+
+_GAVE = re.compile(r"(\w+:q=[\d.]+)[^:.]*: (\d+\.\d+) (?:± \d+\.\d+ )?%[^(]*\(results/([^),]+)[),]")
+SHORT = {name: _GAVE.findall(head(name)) for name in presets() if name.startswith("fast/")}
+
+
+@pytest.mark.parametrize("preset", [name for name, gave in SHORT.items() if gave])
+def test_a_short_preset_has_the_settings_of_the_runs_that_it_names(preset: str) -> None:
+    is_run_of = docs_script("rows").is_run_of
+    source = preset.removeprefix("fast/").partition("-")[0]
+    for rule, accuracy, folder in SHORT[preset]:
+        config = build_config(preset=preset, values={"source": source, "candidates": rule})
+        runs = [run for run in collect([ROOT / "results" / folder]).finished if is_run_of(run, config)]
+        assert runs, f"{folder} has no run of {preset}"
+        assert f"{fmean(100 * run.last['test_accuracy'] for run in runs):.2f}" == accuracy
+        # How often it is tested decides its time.
+        every = {read_yaml(run.path / "config.yaml")["train"]["evaluate_every"] for run in runs}
+        assert every == {config.train.evaluate_every}
+
+
+def test_short_presets_without_a_run_say_so() -> None:
+    assert {name for name, gave in SHORT.items() if not gave} == {
+        f"fast/svhn-{method}" for method in ("cc", "crdpll", "lws", "pico", "pop", "proden")
+    }
+    assert all("Not run." in head(name) for name, gave in SHORT.items() if not gave)
+
+
+@pytest.mark.parametrize("suite", ["cifar10-q0.5", "cifar100-q0.1"])
+def test_suites_of_equal_minutes_are_the_runs_that_were_made(suite: str) -> None:
+    cells = expand(read_suite(f"equal-minutes-{suite.partition('-')[0]}"))
+    runs = collect([ROOT / "results" / f"{suite}-4min"]).finished
+    is_run_of = docs_script("rows").is_run_of
+    matching = {cell.name: [run.path.name for run in runs if is_run_of(run, cell.config)] for cell in cells}
+    assert matching == {f"{suite}/{run.path.name}": [run.path.name] for run in runs}
+    assert len(cells) == 7
+
+
+def reckoned(preset: str, train: int, test: int) -> float:
+    """Seconds of a run's epochs alone on an H200, from those timed with CIFAR-10's 50,000 and 10,000 images."""
+    record = json.loads((ROOT / "results/speed/h200-resnet-18-epochs.json").read_text(encoding="utf-8"))
+    config = build_config(preset=preset, values={"source": "digits"})
+    (fast,) = [case["fast"] for case in record["cases"] if case["method"] == config.method.name]
+    assert (config.network.name, config.train.batch_size) == ("resnet-18", 128)
+    steps = math.ceil(train / 128) / math.ceil(50_000 / 128)
+    tests = math.ceil(config.train.epochs / config.train.evaluate_every)  # the last epoch always has one
+    passes = fast["epoch_passes_s"] * (train + test) / 60_000
+    return float(config.train.epochs * steps * fast["epoch_train_s"] + tests * passes)
+
+
+IMAGES = {"cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032)}
+
+
+@pytest.mark.parametrize("preset", [name for name in SHORT if "crosel" not in name])
+def test_short_presets_of_other_methods_take_the_same_minutes(preset: str) -> None:
+    seconds = reckoned(preset, *IMAGES[preset.removeprefix("fast/").partition("-")[0]])
+    assert 220 <= seconds <= 225  # and four minutes with start and end
+    assert f"{seconds:.0f} s of them epochs" in head(preset)
 
 
 def speed_row(case: dict[str, Any]) -> str:
