@@ -68,7 +68,7 @@ def end_of_warm_up(run: Sequence[Row]) -> tuple[float, str]:
 
 
 def figures() -> dict[str, Figure]:
-    return one_run() | by_ambiguity() | one_change() | ablations() | schedules() | long_runs()
+    return one_run() | by_ambiguity() | own_data() | one_change() | ablations() | schedules() | long_runs()
 
 
 def one_run() -> dict[str, Figure]:
@@ -110,6 +110,18 @@ def by_ambiguity() -> dict[str, Figure]:
             lines(cifar, "selection_ratio"), mark=end_of_warm_up(cifar["q = 0.5"]),
         ),
     }  # fmt: skip
+
+
+def own_data() -> dict[str, Figure]:
+    names = {"default": "ramp-views-mixup", "CC": "cc", "warm-up and ramp": "ramp", "paper": "paper"}
+    runs = {title: rows(f"own-data/cifar10-q0.5/{name}-seed0") for title, name in names.items()}
+    title = "10,000 images of CIFAR-10, q = 0.5: "
+    return {
+        "own-data": Figure(f"{title}held-out accuracy", "own-data/cifar10-q0.5", lines(runs, "test_accuracy")),
+        "own-data-covering": Figure(
+            f"{title}predictions in the set", "own-data/cifar10-q0.5", lines(runs, "covering_rate"), bottom=0.5
+        ),
+    }
 
 
 def one_change() -> dict[str, Figure]:

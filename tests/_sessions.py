@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _support import small_arrays
+from _support import PAPER_SETS, small_arrays
 
 from crosel.build import build_session, resolve
 from crosel.config import build_config
@@ -17,7 +17,10 @@ from crosel.session import Session
 NAMES = list(methods())
 CPU = torch.device("cpu")
 # Short runs reach every code path: CroSel selects, PiCO has prototypes, PoP purifies.
-EARLY = {"crosel": ["method.warmup=1", "method.bank_length=1", "method.gamma=0.2"], "pop": ["method.warm_up=1"]}
+EARLY = {
+    "crosel": ["method.warmup=1", "method.bank_length=1", "method.gamma=0.2", *PAPER_SETS],
+    "pop": ["method.warm_up=1"],
+}
 
 
 def small_data(**changes: Any) -> Dataset:

@@ -290,9 +290,17 @@ def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
         remedy = "; if it comes from another package, install that package" if place else ""
         raise UserError(f"{place}{error}{remedy}") from None
     try:
-        return RunConfig.model_validate({**tree, "method": checked})
+        return _filled_in(RunConfig.model_validate({**tree, "method": checked}))
     except ValidationError as error:
         raise UserError(place + _explain(error, [], tree)) from None
+
+
+def _filled_in(config: RunConfig) -> RunConfig:
+    """With what nobody gave and what follows from the method and the number of epochs."""
+    method, augment = config.method.filled_in(config.train.epochs), config.augment
+    views = find_method(method.name).view_defaults
+    own = {name: value for name, value in views.items() if name not in augment.model_fields_set}
+    return config.model_copy(update={"method": method, "augment": augment.model_copy(update=own)})
 
 
 # What pydantic says in words of Python.

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from _support import PAPER_SETS
+
 from crosel.config import build_config
 
 
@@ -24,7 +26,9 @@ def make_run(
 ) -> Path:
     """Write config, metrics and environment as a run of `epochs` epochs leaves them, of which `done` are there."""
     values = {"source": source, "candidates": rule, "seed": seed, "method": {"name": method}}
-    config = build_config(values=values, settings=[f"train.epochs={epochs}", "network.name=wrn-16-4", *sets])
+    # CroSel as in the paper, whose figures stand beside its rows.
+    papers = PAPER_SETS if method == "crosel" else ()
+    config = build_config(values=values, settings=[f"train.epochs={epochs}", "network.name=wrn-16-4", *papers, *sets])
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     rows = []

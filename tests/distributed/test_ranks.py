@@ -17,7 +17,7 @@ import pytest
 import torch
 from _jobs import CPU, alone, free_port, train
 from _runs import untimed
-from _support import small_arrays
+from _support import PAPER_SETS, small_arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -32,7 +32,8 @@ PATHS = [str(TESTS / "distributed"), str(TESTS), os.environ.get("PYTHONPATH", ""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 Launch = Callable[..., list[int]]
 
-CROSEL = ["method.warmup=1", "method.bank_length=1", "method.gamma=0.12"]
+PLAIN = ["method.warmup=1", "method.bank_length=1", *PAPER_SETS]
+CROSEL = [*PLAIN, "method.gamma=0.12"]
 EARLY = {"crosel": CROSEL, "pop": ["method.warm_up=1", "method.threshold=0.9", "method.cap=0.95"]}
 # Ways in which ranks could come to have unequal work.
 CASES: dict[str, dict[str, Any]] = {
@@ -41,11 +42,11 @@ CASES: dict[str, dict[str, Any]] = {
     "inputs on the host": {"method": "cc", "settings": ["train.data_on=host"]},
     "a weight for each pair": {"method": "crosel", "settings": [*CROSEL, "method.mix_per_pair=true"]},
     "unselected only": {"method": "crosel", "settings": [*CROSEL, "method.scope=unselected"]},
-    "nothing selected": {"method": "crosel", "settings": [*CROSEL[:2], "method.gamma=1.0"]},
+    "nothing selected": {"method": "crosel", "settings": [*PLAIN, "method.gamma=1.0"]},
     "nothing to learn from": {
-        "method": "crosel", "settings": [*CROSEL[:2], "method.gamma=1.0", "method.scope=none", "train.momentum=0"],
+        "method": "crosel", "settings": [*PLAIN, "method.gamma=1.0", "method.scope=none", "train.momentum=0"],
     },
-    "fewer selected than a batch": {"method": "crosel", "settings": [*CROSEL[:2], "method.gamma=0.18"]},
+    "fewer selected than a batch": {"method": "crosel", "settings": [*PLAIN, "method.gamma=0.18"]},
 }  # fmt: skip
 
 

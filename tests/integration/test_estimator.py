@@ -30,6 +30,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from crosel import CroSelClassifier, PartialLabelClassifier, UserError
+from crosel.config import build_config
 from crosel.estimator import History
 from crosel.estimator.inputs import read_candidates
 from crosel.methods import methods
@@ -107,6 +108,16 @@ def test_named_parameters_have_the_defaults_of_the_method() -> None:
     params = CroSelClassifier().get_params()
     for name in ("warmup", "gamma", "bank_length", "lambda_cr", "temperature", "alpha", "networks"):
         assert params[name] == CroSelSettings.model_fields[name].default
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5, 50])
+def test_the_classifier_resolves_as_crosel_train_without_a_preset(epochs: int) -> None:
+    ours = CroSelClassifier(epochs=epochs)._config()
+    theirs = build_config(settings=[f"train.epochs={epochs}"], values={"source": "digits"})
+    assert ours.method == theirs.method
+    assert ours.augment == theirs.augment
+    assert PartialLabelClassifier("crosel", epochs=epochs)._config().method == theirs.method
+    assert CroSelClassifier(warmup=3, method_settings={"ramp": 0})._config().method == CroSelSettings(warmup=3, ramp=0)
 
 
 @pytest.mark.parametrize("method", sorted(methods()))

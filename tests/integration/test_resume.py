@@ -23,8 +23,10 @@ from _sessions import make_session
 from _support import CroselCli, Result, TinyRun, small_arrays
 
 from crosel import checkpoint
+from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.pipeline import StopFlag
+from crosel.run import RunFolder
 from crosel.session import Progress, Session
 
 STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
@@ -250,6 +252,32 @@ def test_another_config_is_refused(
     assert result.err.startswith(f"crosel: {stopped} has a run with other settings: ")
     assert says in result.err
     assert snapshot(stopped) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "extra", "says"),
+    [
+        ((), "train.epochs=5", "train.epochs was 3, now 5"),
+        (("method.warmup=1",), "method.warmup=2", "method.warmup was 1, now 2"),
+        ((), "method.ramp=0", "method.ramp was 1, now 0"),
+        (("method.lambda_cr=1",), "method.temperature=1", "method.temperature was 0.5, now 1.0"),
+        (("method.lambda_cr=1", "method.temperature=1"), "method.gamma_start=0.5", "method.gamma_start was None, now"),
+    ],
+)
+def test_what_was_changed_is_named_and_not_what_follows_from_it(
+    given: tuple[str, ...], extra: str, says: str, image_npz: Path, tmp_path: Path
+) -> None:
+    """A config holds numbers where a default follows from other settings, and these change along."""
+    settings = ("train.epochs=3", *given)
+    values = {"source": str(image_npz)}
+    old, new = (build_config(settings=s, values=values) for s in (settings, (*settings, extra)))
+    assert old.method.model_dump() != new.method.model_dump()
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    (folder / "config.yaml").write_text(old.to_yaml(), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        folder.take_config(new)
+    assert f"has a run with other settings: {says}" in str(caught.value)
 
 
 def test_settings_that_decide_nothing_may_change(tiny_run: TinyRun, stopped: Path, crosel_cli: CroselCli) -> None:

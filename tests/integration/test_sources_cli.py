@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _published import as_published
-from _support import CroselCli, real_data, small_arrays
+from _support import PAPER_SETS, CroselCli, real_data, small_arrays
 from PIL import Image
 
 N, K = 40, 10
@@ -20,6 +20,7 @@ QUICK = (
     "--set", "train.epochs=3", "--set", "train.batch_size=20", "--set", "network.width=2",
     "--set", "network.hidden=[8]", "--set", "method.warmup=1", "--set", "method.bank_length=1",
     "--set", "method.gamma=0.2", "--set", "data.image_size=8", "--set", "data.cache=false", "--device", "cpu",
+    *(part for item in PAPER_SETS for part in ("--set", item)),
 )  # fmt: skip
 Case = tuple[str, list[str], Path]  # SOURCE, its options for `train`, and something to predict
 

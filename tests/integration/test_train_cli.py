@@ -27,7 +27,9 @@ from _support import TINY, CroselCli, TinyRun, small_arrays
 from crosel import __version__
 from crosel.bench.board import Board
 from crosel.bench.cells import Options
+from crosel.config import build_config, check_config
 from crosel.console import Console
+from crosel.estimator import CroSelClassifier
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {
@@ -74,6 +76,32 @@ def test_every_row_of_metrics_has_the_promised_fields(tiny_run: TinyRun) -> None
     assert [(row["lambda_d"], row["loss_selected"], row["loss_comix"]) for row in rows[:2]] == [(0, 0, 0)] * 2
     assert all(row["loss_comix"] > 0 for row in rows[2:])
     assert rows[3]["lambda_d"] == pytest.approx(4 * (1 - rows[2]["selection_ratio"]), rel=1e-6)
+
+
+def test_a_run_without_a_preset_says_what_its_defaults_came_to(
+    tmp_path: Path, crosel_cli: CroselCli, image_npz: Path
+) -> None:
+    """… and its config.yaml, read again, is the same config. The classifier has the same defaults."""
+    run = tmp_path / "run"
+    short = ("--set", "train.epochs=5", "--set", "train.batch_size=32", "--set", "network.width=2")
+    result = crosel_cli("train", image_npz, *short, "--out", run)
+    assert result.code == 0, result.err
+    content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    method, augment = content["method"], content["augment"]
+    assert (method["warmup"], method["ramp"], method["alpha"]) == (2, 1, 0.25)
+    assert (method["temperature_start"], method["lambda_cr_start"], method["gamma_start"]) == (1.0, 1.0, None)
+    assert (augment["strong_ops"], augment["cutout"]) == (1, 0.25)
+    again = check_config(content)
+    assert again.model_dump(mode="json") == content
+    assert build_config(file=run / "config.yaml") == again
+    rows = rows_of(run)
+    assert [row["phase"] for row in rows] == ["warm-up"] * 2 + ["selection"] * 3
+    before = [row["selection_ratio"] for row in rows]
+    assert rows[2]["lambda_d"] == pytest.approx(1 * (1 - before[1]), rel=1e-6)
+    assert rows[3]["lambda_d"] == pytest.approx(4 * (1 - before[2]), rel=1e-6)
+    theirs = CroSelClassifier(epochs=5)._config()
+    assert theirs.method == again.method
+    assert (theirs.augment.strong_ops, theirs.augment.cutout) == (1, 0.25)
 
 
 def test_small_numbers_keep_their_digits(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from _support import PAPER, PAPER_VIEWS
 from pydantic import Field, ValidationError
 
 from crosel.bench import expand, read_suite
@@ -27,6 +28,11 @@ SOURCE = {"source": "digits"}
 def build(*settings: str, **kinds: object) -> RunConfig:
     values = {**SOURCE, **kinds.pop("values", {})}
     return build_config(settings=settings, values=values, **kinds)
+
+
+def crosel_settings(epochs: int = TrainSettings().epochs, **values: object) -> CroSelSettings:
+    """As a config for this many epochs has them."""
+    return CroSelSettings(**values).filled_in(epochs)
 
 
 def line(error: pytest.ExceptionInfo[UserError]) -> str:
@@ -58,9 +64,10 @@ def test_defaults():
 
 
 def test_defaults_of_crosel():
-    """The paper's values for CIFAR-10; where it is silent, what the head of methods/crosel.py says."""
+    """The paper's values for CIFAR-10, but for what the head of methods/crosel.py says."""
     s = CroSelSettings()
-    assert (s.networks, s.bank_length, s.alpha, s.temperature, s.gamma, s.lambda_cr) == (2, 3, 0.75, 0.5, 0.9, 4.0)
+    assert (s.networks, s.bank_length, s.alpha, s.temperature, s.gamma, s.lambda_cr) == (2, 3, 0.25, 0.5, 0.9, 4.0)
+    assert (s.warmup, s.ramp, s.temperature_start, s.lambda_cr_start, s.gamma_start) == (None,) * 5
     assert (s.criteria, s.scope, s.dynamic_lambda, s.mix_per_pair) == ((1, 2, 3), "all", True, False)
     assert (s.warmup_view, s.selected_view, s.target_mode, s.average) == ("weak", "weak", "train", "logits")
 
@@ -86,6 +93,40 @@ DEFAULTS = {
 def test_defaults_of_the_compared_methods(name):
     """Their authors' values; the views of the first three are those of CroSel's comparison."""
     assert find_method(name).Settings().model_dump() == {"name": name, **DEFAULTS[name]}
+
+
+def test_a_config_of_crosel_says_all_that_its_defaults_come_to():
+    config = build("train.epochs=30")
+    s = config.method
+    assert (s.warmup, s.ramp, s.temperature_start, s.lambda_cr_start, s.gamma_start) == (12, 9, 1.0, 1.0, None)
+    assert (config.augment.strong_ops, config.augment.cutout) == (1, 0.25)
+    assert build("train.epochs=1").method.warmup is None  # there is no room for two phases
+
+
+@pytest.mark.parametrize("name", [name for name in methods() if name != "crosel"])
+def test_other_methods_keep_the_stronger_views(name):
+    config = build(values={"method": {"name": name}})
+    assert {option: getattr(config.augment, option) for option in PAPER_VIEWS} == PAPER_VIEWS
+    assert config.method == find_method(name).Settings()
+
+
+def test_given_views_stay(file):
+    assert build("augment.cutout=0.5").augment.model_dump() == build().augment.model_dump() | {"cutout": 0.5}
+    both = build(file=file("augment: {strong_ops: 2, cutout: 0.5}\n")).augment
+    assert (both.strong_ops, both.cutout) == (2, 0.5)
+    preset = build(preset="own/pico", values={"method": {"name": "crosel"}}).augment
+    assert (preset.strong_ops, preset.cutout) == (3, 0.25)
+
+
+def test_a_saved_config_stays_as_it_was(file):
+    """Its nulls mean that nothing moves, and its epochs may change without the rest following."""
+    saved = build("train.epochs=30", "method.temperature=1", "method.lambda_cr=1", "method.ramp=4")
+    assert saved.method._starts() == []
+    assert build(file=file(saved.to_yaml())) == saved
+    moved = build("method.temperature=0.5", "method.lambda_cr=4", file=file(saved.to_yaml())).method
+    assert (moved.temperature_start, moved.lambda_cr_start) == (None, None)
+    longer = build("train.epochs=60", file=file(build("train.epochs=30").to_yaml()))
+    assert longer.method == crosel_settings(30)
 
 
 def test_merge_order(file, monkeypatch):
@@ -123,7 +164,7 @@ def test_a_later_set_wins():
         ("train.milestones=[0.2, 0.4]", ("train", "milestones"), (0.2, 0.4)),
         ("method.criteria=[1, 3]", ("method", "criteria"), (1, 3)),
         ("method.criteria=[]", ("method", "criteria"), ()),
-        ("method.warmup=null", ("method", "warmup"), None),
+        ("method.temperature_start=null", ("method", "temperature_start"), None),
         ("network.name=wrn-28-2", ("network", "name"), "wrn-28-2"),
         (" train.epochs =9", ("train", "epochs"), 9),
         ("candidates=uniform:q=0.3", ("candidates",), "uniform:q=0.3"),
@@ -171,16 +212,16 @@ def test_bad_set(items, message):
 def test_another_method_starts_afresh(file):
     """Settings of one method mean nothing to another, wherever its name comes from."""
     path = file("method: {name: crosel, gamma: 0.5}\n")
-    assert build(file=path).method == CroSelSettings(gamma=0.5)
+    assert build(file=path).method == crosel_settings(gamma=0.5)
     assert build(file=path, values={"method": {"name": "cc"}}).method == CCSettings()
     assert build("method.name=cc", file=path).method == CCSettings()
-    assert build("method.name=crosel", file=path).method == CroSelSettings(gamma=0.5)
-    assert build("method.temperature=1", file=path).method == CroSelSettings(gamma=0.5, temperature=1.0)
+    assert build("method.name=crosel", file=path).method == crosel_settings(gamma=0.5)
+    assert build("method.temperature=1", file=path).method == crosel_settings(gamma=0.5, temperature=1.0)
 
 
 def test_the_same_method_keeps_what_was_said(file):
     path = file("method: {gamma: 0.5, alpha: 2}\n")
-    assert build("method.gamma=0.6", file=path).method == CroSelSettings(gamma=0.6, alpha=2.0)
+    assert build("method.gamma=0.6", file=path).method == crosel_settings(gamma=0.6, alpha=2.0)
 
 
 # --- presets ------------------------------------------------------------------------------------------------------
@@ -212,7 +253,7 @@ def test_there_are_presets():
     [
         ("demo/digits", 40, 20, 0), ("demo/digits", 21, 20, 0), ("demo/digits", 20, 10, 0), ("demo/digits", 2, 1, 0),
         ("demo/digits", 1, None, 0), ("fast/cifar10-crosel", 70, 19, 36), ("fast/cifar10-crosel", 19, 5, 9),
-        ("fast/cifar10-crosel", 2, None, 1), ("fast/cifar10-crosel", 56, 19, 36), ("fast/cifar10-crosel", 55, 14, 28),
+        ("fast/cifar10-crosel", 2, 1, 1), ("fast/cifar10-crosel", 56, 19, 36), ("fast/cifar10-crosel", 55, 14, 28),
     ],
 )  # fmt: skip
 def test_a_presets_warm_up_makes_room_where_fewer_epochs_are_asked_for(preset, epochs, warmup, ramp):
@@ -229,7 +270,7 @@ def test_a_warm_up_that_was_asked_for_stays_whatever_the_epochs(tmp_path):
     other = build_config(preset="demo/digits", values={**SOURCE, "method": {"name": "cc"}}, settings=short)
     assert other.method.name == "cc"
     one = build_config(preset="fast/cifar10-crosel", values=SOURCE, settings=[*short, "method.ramp=2"])
-    assert (one.method.warmup, one.method.ramp) == (None, 2)
+    assert (one.method.warmup, one.method.ramp) == (1, 2)
 
 
 def test_a_given_stage_may_leave_room_for_the_others():
@@ -292,7 +333,8 @@ def test_a_paper_preset_is_the_papers_scheme(name):
         assert train.decay == 0.1
     if method == "crosel":
         s, (gamma, lambda_cr) = config.method, CROSEL[source]
-        assert s == CroSelSettings(warmup=10, gamma=gamma, lambda_cr=lambda_cr)
+        assert s == CroSelSettings(warmup=10, gamma=gamma, lambda_cr=lambda_cr, **PAPER)
+        assert {name: getattr(config.augment, name) for name in PAPER_VIEWS} == PAPER_VIEWS
     else:
         assert config.method == find_method(method).Settings()
 
@@ -336,7 +378,8 @@ def test_there_is_a_paper_preset_for_each_method_on_each_dataset():
 @pytest.mark.parametrize("name", presets())
 def test_a_presets_method_settings_do_not_leak(name):
     if read_preset(name).get("method", {}).get("name", "crosel") == "cc":
-        assert build(preset=name, values={"method": {"name": "crosel"}}).method == CroSelSettings()
+        config = build(preset=name, values={"method": {"name": "crosel"}})
+        assert config.method == crosel_settings(config.train.epochs)
     else:
         config = build(preset=name, values={"method": {"name": "cc"}})
         assert config.method == CCSettings()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import slow
 import torch
+from _support import PAPER
 from scipy import integrate, stats
 from torch import nn
 
@@ -225,7 +226,9 @@ def linear_crosel(sets: np.ndarray, **settings) -> CroSel:
     """CroSel on linear networks (no batch statistics), in float64 as far as its arithmetic allows."""
     torch.manual_seed(0)
     problem = Problem(torch.from_numpy(sets), epochs=10)
-    return CroSel(CroSelSettings(warmup=2, **settings), problem, lambda: nn.Linear(4, sets.shape[1])).double()
+    return CroSel(
+        CroSelSettings(**{"warmup": 2, **PAPER, **settings}), problem, lambda: nn.Linear(4, sets.shape[1])
+    ).double()
 
 
 def slow_forward(network: nn.Linear, x: np.ndarray) -> np.ndarray:

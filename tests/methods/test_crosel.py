@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _support import PAPER
 from _toy import assert_never_waits, make
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,7 +61,7 @@ def build(kind: str = "drawn", n: int = N, epochs: int = EPOCHS, seed: int = 0, 
     problem = Problem(torch.from_numpy(sets), epochs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return CroSel(CroSelSettings(**{"warmup": WARMUP, **settings}), problem, Toy)
+        return CroSel(CroSelSettings(**{"warmup": WARMUP, **PAPER, **settings}), problem, Toy)
 
 
 def observe(method: CroSel, labels: Tensor, confidence: Tensor | float = 0.99) -> None:
@@ -243,9 +244,11 @@ def test_selection_follows_warm_up():
         assert method.phase == ("warm-up" if epoch <= WARMUP else "selection")
 
 
-@pytest.mark.parametrize(("epochs", "expected"), [(1, 1), (3, 1), (12, 4), (30, 10), (200, 10)])
-def test_default_warm_up_is_ten_epochs_or_a_third(epochs, expected):
-    assert build(epochs=epochs, warmup=None).warmup == expected
+@pytest.mark.parametrize(("epochs", "expected"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (12, 4), (30, 12), (200, 80)])
+def test_default_warm_up_is_two_fifths_of_the_epochs(epochs, expected):
+    method = build(epochs=epochs, warmup=None)
+    assert method.warmup == expected
+    assert method.settings.warmup == (None if epochs == 1 else expected)
 
 
 @pytest.mark.parametrize("warmup", [EPOCHS, EPOCHS + 5])
@@ -408,7 +411,7 @@ def test_targets_are_crossed(monkeypatch):
     """The weak views are positive and the strong ones negative, so the target tells which view it came from."""
     calls = record_mix(monkeypatch)
     problem = Problem(torch.ones(SIZE, K, dtype=torch.bool), EPOCHS)
-    method = CroSel(CroSelSettings(warmup=WARMUP), problem, Signs)
+    method = CroSel(CroSelSettings(warmup=WARMUP, **PAPER), problem, Signs)
     method.begin_epoch(WARMUP + 1)
     weak = torch.rand(SIZE, D, generator=torch.Generator().manual_seed(0)) + 0.1
     method._mixed_views(

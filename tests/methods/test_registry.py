@@ -216,7 +216,10 @@ def settings_of(name: str, **values: object) -> MethodSettings:
         (settings_of("pico"), 2, []),
         (settings_of("cc"), 1, []),
         (settings_of("crosel"), 1, []),
-        (settings_of("crosel", gamma_start=0.5), 9, ["method.gamma_start has no effect without method.ramp"]),
+        (settings_of("crosel"), 9, []),
+        (settings_of("crosel").filled_in(9), 9, []),
+        (settings_of("crosel", gamma_start=0.5), 9, []),  # the default ramp moves it
+        (settings_of("crosel", gamma_start=0.5, ramp=0), 9, ["method.gamma_start has no effect without method.ramp"]),
         (settings_of("crosel", ramp=2), 9, ["method.ramp=2 has no effect without a start value"]),
         (settings_of("crosel", ramp=2, lambda_cr_start=1), 9, []),
         (

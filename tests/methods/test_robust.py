@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _support import PAPER
 from _toy import INPUTS, ToyNetwork, assert_never_waits, random_sets
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,9 @@ def sets(n: int = N) -> Tensor:
 def build(candidates: Tensor | None = None, seed: int = 0, **settings: Any) -> CroSel:
     torch.manual_seed(seed)
     problem = Problem(sets() if candidates is None else candidates, epochs=6)
-    return CroSel(CroSelSettings(warmup=WARMUP, **settings), problem, lambda: ToyNetwork(problem.classes))
+    return CroSel(
+        CroSelSettings(**{"warmup": WARMUP, **PAPER, **settings}), problem, lambda: ToyNetwork(problem.classes)
+    )
 
 
 def observe(method: CroSel, labels: Tensor, confidence: Tensor) -> None:
@@ -368,7 +371,7 @@ def test_state_carries_over(mode):
 def test_the_step_never_waits_for_the_device(mode):
     torch.manual_seed(0)
     problem = Problem(random_sets(24, 5), epochs=6)
-    method = CroSel(CroSelSettings(warmup=1, outside=mode), problem, lambda: ToyNetwork(5))
+    method = CroSel(CroSelSettings(warmup=1, outside=mode, **PAPER), problem, lambda: ToyNetwork(5))
     method.selected[:, :9], method.labels[:, :9] = True, 1
     method.outside.label[9:12] = 2
     assert_never_waits(method, epoch=3)

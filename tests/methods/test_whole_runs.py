@@ -8,6 +8,7 @@ import _by_hand
 import numpy as np
 import pytest
 import torch
+from _support import PAPER
 
 import crosel.methods.crosel as module
 from crosel.build import build_session, resolve
@@ -107,7 +108,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pop": {"warm_up": 1, "every": 2, "history": 2, "threshold": 0.1, "growth": 0.5, "settled": 0.05},
     "pico": {"dimensions": 6, "proto_start": 3, "queue": 11, "key_momentum": 0.9, "proto_momentum": 0.8,
              "temperature": 0.3},
-    "crosel": {"warmup": 3, "gamma": 0.6},
+    "crosel": {"warmup": 3, "gamma": 0.6, **PAPER},
 }  # fmt: skip
 ABLATIONS: list[dict[str, Any]] = [
     {"networks": 1},

@@ -29,12 +29,14 @@ class AugmentSettings(Settings):
     padding: int | None = Field(
         None, ge=0, description="pixels of reflected padding before the crop; null: an eighth of the side"
     )
-    strong_ops: int = Field(2, ge=0, description="number of random operations in a strong view")
+    strong_ops: int = Field(2, ge=0, description="number of random operations in a strong view; default for CroSel: 1")
     strong_chance: Share = Field(0.5, description="probability that each of them is applied")
     strong_magnitudes: tuple[Magnitude, Magnitude] = Field(
         (1, 9), description="smallest and largest magnitude of an operation, on a scale of 0 to 10"
     )
-    cutout: Share = Field(0.5, description="side of the cut-out square, as a share of the image side; 0: none")
+    cutout: Share = Field(
+        0.5, description="side of the cut-out square, as a share of the image side; 0: none; default for CroSel: 0.25"
+    )
     cutout_fill: Level = Field(127, description="grey level of the cut-out square")
     fill: Level = Field(0, description="grey level of areas that rotating, shearing and moving uncover")
     policy: Literal["cifar10", "svhn"] = Field("cifar10", description="AutoAugment policy of the view `autoaugment`")

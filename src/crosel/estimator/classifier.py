@@ -353,7 +353,7 @@ class CroSelClassifier(PartialLabelClassifier):
 
     Parameters
     ----------
-    warmup : epochs of CC before the networks learn from selected labels; None: 10, at most a third of all epochs.
+    warmup : epochs of CC before the networks learn from selected labels; None: two fifths of all epochs.
     gamma : confidence that a label must exceed, on average over the history, to be selected.
     bank_length : epochs of history.
     lambda_cr : weight of the co-mix loss.
@@ -373,7 +373,7 @@ class CroSelClassifier(PartialLabelClassifier):
         bank_length: int = 3,
         lambda_cr: float = 4.0,
         temperature: float = 0.5,
-        alpha: float = 0.75,
+        alpha: float = 0.25,
         networks: int = 2,
         network: str | UserFactory = "auto",
         method_settings: Mapping[str, Any] | None = None,

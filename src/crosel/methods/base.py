@@ -55,6 +55,10 @@ class MethodSettings(Settings):
             if isinstance(length := getattr(self, name), int) and length >= epochs
         ]
 
+    def filled_in(self, epochs: int) -> MethodSettings:
+        """With what was left open filled in, as it follows from the number of epochs: a run's config says it all."""
+        return self
+
 
 # json_schema_extra of a setting that says how many epochs a stage at the beginning of a run takes, such as a warm-up.
 # Under a preset whose epochs are cut short, stages are too (`crosel.config`). Not for what goes on all along, such as
@@ -162,6 +166,7 @@ class Method(nn.Module, ABC):
     Settings: ClassVar[type[MethodSettings]]
     passes: ClassVar[float] = 1  # views of an example that a step keeps for the backward pass, for the memory estimate
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
+    view_defaults: ClassVar[Mapping[str, Any]] = {}  # settings of `augment` for which it has other defaults
 
     settings: MethodSettings  # a method states its own class of settings here, for type checkers
     candidates: Tensor

@@ -29,6 +29,10 @@ Where paper and released code part, and what we do:
 * λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
   fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
 
+The defaults are for runs of tens of epochs on some thousand examples, where the paper's settings lose classes
+(docs/study.md): two fifths of the epochs are warm-up, T and λ_cr begin at 1, MixUp and the strong view are milder. The
+presets `paper/…` have the paper's.
+
 Beyond the paper, off by default: `outside`, for sets that may miss the truth (`crosel.methods.outside`);
 `least_selected`, under which L_l = 0 and the few do not count in r_s either: batches of a handful, often of one class,
 lead batch norm's running statistics astray, and with them the bank.
@@ -37,7 +41,7 @@ lead batch norm's running statistics astray, and with them the bank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -128,7 +132,7 @@ class CroSelSettings(MethodSettings):
     warmup: int | None = Field(
         None,
         ge=1,
-        description="epochs of CC before selection begins; default: 10, at most a third of all",
+        description="epochs of CC before selection begins; default: two fifths of all",
         json_schema_extra=STAGE,
     )
     warmup_view: View = Field("weak", description="augmentation during warm-up")
@@ -143,7 +147,7 @@ class CroSelSettings(MethodSettings):
         1, ge=1, description="if fewer examples are selected, a network learns from co-mix alone"
     )
     temperature: float = Field(0.5, gt=0, description="T, temperature that sharpens the pseudo labels")
-    alpha: float = Field(0.75, gt=0, description="α of the Beta distribution of MixUp")
+    alpha: float = Field(0.25, gt=0, description="α of the Beta distribution of MixUp; in the paper 0.75")
     mix_per_pair: bool = Field(False, description="draw one λ for each pair instead of one per step")
     target_mode: Literal["train", "eval"] = Field(
         "train", description="mode of batch norm in the pass that makes the pseudo labels"
@@ -151,15 +155,20 @@ class CroSelSettings(MethodSettings):
     average: Literal["logits", "probabilities"] = Field(
         "logits", description="what is averaged over the networks to predict"
     )
-    ramp: int = Field(
-        0,
+    ramp: int | None = Field(
+        None,
         ge=0,
-        description="epochs after warm-up in which the *_start values move to their final values",
+        description="epochs after warm-up in which the *_start values move to their final values; default: half of "
+        "the epochs that are left; 0: none, as in the paper",
         json_schema_extra=STAGE,
     )
-    temperature_start: float | None = Field(None, gt=0, description="T when selection begins")
-    lambda_cr_start: float | None = Field(None, ge=0, description="λ_cr when selection begins")
-    gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins")
+    temperature_start: float | None = Field(
+        None, gt=0, description="T when selection begins; default: 1, or T itself if it is larger; null: T itself"
+    )
+    lambda_cr_start: float | None = Field(
+        None, ge=0, description="λ_cr when selection begins; default: 1, or λ_cr itself if it is smaller; null: itself"
+    )
+    gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins; default: γ itself")
     outside: Literal["keep", "drop", "take"] = Field(
         "keep",
         description="examples whose set seems to miss the true label: keep as they are, drop, or take the new label",
@@ -168,16 +177,30 @@ class CroSelSettings(MethodSettings):
         None, ge=0, le=1, description="confidence needed for `outside`, at most γ; default: γ"
     )
 
+    def filled_in(self, epochs: int) -> CroSelSettings:
+        warmup = self.warmup or (max(1, 2 * epochs // 5) if epochs > 1 else None)
+        ramp = max(0, epochs - (warmup or 1)) // 2 if self.ramp is None else self.ramp
+        gentle = {"temperature_start": self.temperature < 1, "lambda_cr_start": self.lambda_cr > 1}
+        starts = {name: 1.0 for name, moves in gentle.items() if ramp and moves and name not in self.model_fields_set}
+        filled = self.model_copy(update={"warmup": warmup, "ramp": ramp, **starts})
+        return filled if self.ramp or filled._starts() else filled.model_copy(update={"ramp": 0})
+
+    def _starts(self) -> list[str]:
+        names = ("gamma_start", "lambda_cr_start", "temperature_start")
+        return [name for name in names if getattr(self, name) is not None]
+
     def remarks(self, epochs: int) -> list[str]:
-        starts = ("gamma_start", "lambda_cr_start", "temperature_start")
-        given = [name for name in starts if getattr(self, name) is not None]
+        given = self._starts()
         lines = super().remarks(epochs)
-        if given and not self.ramp:
+        if given and self.ramp == 0:
             lines.append(
                 f"method.{given[0]} has no effect without method.ramp, the epochs in which it moves to its final value"
             )
         if self.ramp and not given:
-            lines.append(f"method.ramp={self.ramp} has no effect without a start value: {', '.join(starts)}")
+            lines.append(
+                f"method.ramp={self.ramp} has no effect without a start value: method.gamma_start, "
+                "method.lambda_cr_start or method.temperature_start"
+            )
         if self.least_selected > 1 and self.scope == "none":
             lines.append(
                 f"method.least_selected={self.least_selected} with method.scope=none: while fewer are selected, "
@@ -196,6 +219,7 @@ class CroSel(Method):
     Settings = CroSelSettings
     passes = 3
     watches_training_set = True
+    view_defaults: ClassVar[Mapping[str, Any]] = {"strong_ops": 1, "cutout": 0.25}
 
     settings: CroSelSettings
     banks: Sequence[MemoryBank]  # an nn.ModuleList; this is how its members are typed
@@ -208,13 +232,14 @@ class CroSel(Method):
     outside: Keep  # or another treatment of examples whose set seems to miss the truth
 
     def __init__(self, settings: CroSelSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
+        settings = settings.filled_in(problem.epochs)
         super().__init__(settings, problem, make_network, networks=settings.networks)
         if settings.warmup is not None and settings.warmup >= problem.epochs:
             raise UserError(
                 f"method.warmup is {settings.warmup}, but the run has only {counted(problem.epochs, 'epoch')}: nothing "
                 "would ever be selected; raise train.epochs or lower method.warmup"
             )
-        self.warmup = settings.warmup or min(10, max(1, problem.epochs // 3))
+        self.warmup = settings.warmup or 1
         self.banks = cast(
             Sequence[MemoryBank], nn.ModuleList(MemoryBank(settings.bank_length, problem.n) for _ in self.networks)
         )
@@ -232,7 +257,8 @@ class CroSel(Method):
         return len(self.networks) - 1 - network
 
     def _progress(self, epoch: int) -> float:
-        return (epoch - self.warmup - 1) / self.settings.ramp if self.settings.ramp else 1.0
+        length = self.settings.ramp
+        return (epoch - self.warmup - 1) / length if length else 1.0
 
     def begin_epoch(self, epoch: int) -> None:
         s = self.settings

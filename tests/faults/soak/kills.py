@@ -18,14 +18,17 @@ from typing import Any
 
 import numpy as np
 from _runs import Child, ForkServer, assert_same_run, metrics, tree
-from _support import small_arrays
+from _support import PAPER_SETS, small_arrays
 
 KILLS = 200
 EPOCHS = 8
 METHODS = ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")
 IMAGES = 320  # of digits: an epoch in milliseconds, so that most of the time goes into being killed
 SETTINGS = ("--set", f"train.epochs={EPOCHS}", "--set", "network.width=2", "--set", "train.batch_size=64")
-EXTRA = {"crosel": ("method.warmup=3", "method.bank_length=1", "method.gamma=0.2"), "pop": ("method.warm_up=2",)}
+EXTRA = {
+    "crosel": ("method.warmup=3", "method.bank_length=1", "method.gamma=0.2", *PAPER_SETS),
+    "pop": ("method.warm_up=2",),
+}
 # Where a run writes: the calls are counted from the start of the process.
 CHOSEN = (
     ("os:fsync", "half"), ("os:replace", "before"), ("os:replace", "after"),
