@@ -25,6 +25,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from fixed_choices import missing_rows, own_share
 from record import Arguments, add, chosen, count, end_with, read, seeds, some
 from sureness import calibration, criteria, method_of, pressure, views
 from torch import Tensor, nn
@@ -267,6 +268,14 @@ ARMS: dict[str, Arm] = {
     "milder strong views, α 0.25, T 1": (
         ("augment.strong_ops=1", "augment.cutout=0.25", "method.alpha=0.25", "method.temperature=1"),
         None,
+    ),
+    "milder strong views, α 0.25, rows missing": (
+        ("augment.strong_ops=1", "augment.cutout=0.25", "method.alpha=0.25"),
+        missing_rows,
+    ),
+    "milder strong views, α 0.25, own share": (
+        ("augment.strong_ops=1", "augment.cutout=0.25", "method.alpha=0.25"),
+        own_share,
     ),
     "warm-up without augmentation": (("method.warmup_view=plain",), None),
     "lr 0.2": (("train.lr=0.2",), None),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,10 +40,10 @@ KEPT = (
 )  # fmt: skip
 
 
-def unchanged(session: Session, patches: ExitStack) -> None: ...
+def unchanged(session: Session) -> None: ...
 
 
-def strong_bank(session: Session, patches: ExitStack) -> None:
+def strong_bank(session: Session) -> None:
     """The bank sees strong views, as in the released code for SVHN."""
     method, plain = method_of(session), method_of(session).observe
     generator = torch.Generator(session.device).manual_seed(session.config.seed)
@@ -57,7 +57,7 @@ def strong_bank(session: Session, patches: ExitStack) -> None:
     method.observe = observe  # type: ignore[method-assign]
 
 
-def missing_rows(session: Session, patches: ExitStack) -> None:
+def missing_rows(session: Session) -> None:
     """The bank is filled through a shuffled loader that drops its last batch: the rest stays zero for an epoch."""
     method, plain = method_of(session), method_of(session).end_epoch
     generator = torch.Generator().manual_seed(session.config.seed)
@@ -83,11 +83,11 @@ class OneLane:
     def join(self) -> None: ...
 
 
-def targets_of_the_other(session: Session, patches: ExitStack) -> None:
+def targets_of_the_other(session: Session) -> None:
     """A network's targets come from the other network: not only the selection crosses."""
     method = method_of(session)
     plain, (first, second) = method._mixed_views, method.networks
-    patches.enter_context(mock.patch("crosel.methods.crosel.Lanes", OneLane))
+    mock.patch("crosel.methods.crosel.Lanes", OneLane).start()  # until the run ends
 
     def mixed_views(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return plain(second if network is first else first, batch, generator)
@@ -95,7 +95,7 @@ def targets_of_the_other(session: Session, patches: ExitStack) -> None:
     method._mixed_views = mixed_views  # type: ignore[method-assign]
 
 
-def own_share(session: Session, patches: ExitStack) -> None:
+def own_share(session: Session) -> None:
     """λ_d follows from the share that a network itself learns with one label, not from the mean of both."""
     method = method_of(session)
     begin, losses, s = method.begin_epoch, method._selection_losses, method.settings
@@ -117,7 +117,7 @@ def own_share(session: Session, patches: ExitStack) -> None:
     method.begin_epoch, method._selection_losses = begin_epoch, selection_losses  # type: ignore[method-assign]
 
 
-ARMS: dict[str, Callable[[Session, ExitStack], None]] = {
+ARMS: dict[str, Callable[[Session], None]] = {
     "as it is": unchanged,
     "the bank sees strong views": strong_bank,
     "rows are missing in the bank": missing_rows,
@@ -146,9 +146,11 @@ def run(arm: str, folder: Path, device: str, settings: list[str]) -> dict[str, A
     data = draw_candidates(load(config.source, folder, config.data), config.candidates, config.seed)
     session = build_session(resolve(config, data), data, pick_device(device))
     watch = Watch()
-    with ExitStack() as patches:
-        ARMS[arm](session, patches)
+    ARMS[arm](session)
+    try:
         fit(session, (watch,))
+    finally:
+        mock.patch.stopall()
     known = environment(["python", *sys.argv], session.device)
     return {
         "arm": arm, "seed": config.seed, "settings": settings, "epochs": watch.epochs,
