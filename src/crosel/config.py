@@ -246,20 +246,28 @@ def build_config(
     """Merge `base` (a whole tree of settings), preset, file, flags (`values`) and `--set` items, each over the one
     before, and check the result."""
     tree: dict[str, Any] = dict(base) if base else {"method": {"name": "crosel"}}
-    planned = read_preset(preset) if preset is not None else {}
     flags = {key: value for key, value in (values or {}).items() if value is not None}
-    given = [read_yaml(file) if file else {}, flags, _parse_set(settings)]
-    for layer in (planned, *given):
-        tree = _merge(tree, layer)
-    return check_config(_with_room(tree, planned, given) if preset is not None else tree)
+    preset_tree = read_preset(preset) if preset is not None else {}
+    for given in ([preset_tree], [read_yaml(file) if file else {}], [flags, _parse_set(settings)]):
+        before = tree
+        for layer in given:
+            tree = _merge(tree, layer)
+        tree = _with_room(tree, _epochs(before), given)
+    return check_config(tree)
 
 
-def _with_room(tree: dict[str, Any], planned: Mapping[str, Any], given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Under a preset, the stages of a method (its warm-up, say) are for the preset's number of epochs. Where fewer are
-    asked for and the stages would take them all, they shrink in proportion; what somebody gave stays."""
-    method, train = tree.get("method"), tree.get("train")
+def _epochs(tree: Mapping[str, Any]) -> int | None:
+    train = tree.get("train")
     epochs = train.get("epochs") if isinstance(train, Mapping) else None
-    if not isinstance(method, Mapping) or not isinstance(epochs, int) or not 0 < epochs < planned["train"]["epochs"]:
+    return epochs if isinstance(epochs, int) else None
+
+
+def _with_room(tree: dict[str, Any], planned: int | None, given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The stages of a method (its warm-up, say) in a preset or a file are for the number of epochs planned there. Where
+    fewer are asked for and the stages would take them all, they shrink in proportion; what is `given` with the number
+    stays."""
+    method, epochs = tree.get("method"), _epochs(tree)
+    if not isinstance(method, Mapping) or epochs is None or planned is None or not 0 < epochs < planned:
         return tree
     defaults = {name: field.default for name, field in stages(find_method(str(method.get("name"))).Settings).items()}
     asked = {name: method.get(name, default) for name, default in defaults.items()}
@@ -269,7 +277,7 @@ def _with_room(tree: dict[str, Any], planned: Mapping[str, Any], given: Iterable
     own = {name for layer in given if isinstance(layer.get("method"), Mapping) for name in layer["method"]}
     fitting = {
         # Nothing left: the method's own rule for few epochs, if it has one.
-        name: length * epochs // planned["train"]["epochs"] or (None if defaults[name] is None else 1)
+        name: length * epochs // planned or (None if defaults[name] is None else 1)
         for name, length in lengths.items() if name not in own
     }  # fmt: skip
     return tree | {"method": {**method, **fitting}}

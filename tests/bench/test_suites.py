@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from _support import PAPER, PAPER_VIEWS
 
 from crosel.bench import Cell, expand, parse_suite, read_suite, suites
 from crosel.bench.command import list_lines
@@ -123,6 +124,11 @@ def test_suites_that_come_with_crosel(name: str) -> None:
     if name.startswith("paper-"):
         assert suite.seeds == (0, 1, 2)
         assert {cell.config.network.name for cell in cells} == {"wrn-34-10"}
+        for cell in (cell for cell in cells if cell.config.method.name == "crosel"):  # but for what an ablation changes
+            all_set = dotted(cell.config.model_dump(mode="json"))
+            papers = {**PAPER, "warmup": 10, "temperature": 0.5, "temperature_start": None, "lambda_cr_start": None}
+            assert {option: all_set[f"method.{option}"] for option in papers} == papers
+            assert {option: all_set[f"augment.{option}"] for option in PAPER_VIEWS} == PAPER_VIEWS
 
 
 def test_the_main_table_is_complete() -> None:

@@ -129,6 +129,46 @@ def test_a_saved_config_stays_as_it_was(file):
     assert longer.method == crosel_settings(30)
 
 
+@pytest.mark.parametrize(("epochs", "stages"), [(22, (12, 9)), (21, (8, 6)), (10, (4, 3)), (2, (1, 0)), (1, (None, 0))])
+def test_the_stages_of_a_file_make_room_where_fewer_epochs_are_asked_for(epochs, stages, file):
+    """As those of a preset do: else the warm-up that a run's config.yaml holds would take all of a shorter run."""
+    saved = file(build("train.epochs=30").to_yaml())
+    short = build(f"train.epochs={epochs}", file=saved).method
+    assert (short.warmup, short.ramp) == stages
+    assert short.model_dump(exclude={"warmup", "ramp"}) == crosel_settings(30).model_dump(exclude={"warmup", "ramp"})
+    pop = build(f"train.epochs={epochs}", file=saved, values={"method": {"name": "pop"}}).method
+    assert pop.warm_up == (20 if epochs > 20 else max(1, 20 * epochs // 30))
+
+
+def test_there_is_no_remark_on_a_ramp_that_was_cut_away(file):
+    saved = file(build("train.epochs=30").to_yaml())
+    for epochs in (1, 2, 3):
+        for ways in ({"file": saved}, {"preset": "fast/cifar10-crosel"}):
+            assert build(f"train.epochs={epochs}", **ways).remarks() == []
+    assert "no effect without method.ramp" in " ".join(build("method.ramp=0", file=saved).remarks())
+
+
+def test_what_is_given_with_the_epochs_or_for_no_number_of_them_stays(file):
+    given = build("train.epochs=10", "method.warmup=9", file=file(build("train.epochs=30").to_yaml())).method
+    assert (given.warmup, given.ramp) == (9, 3)
+    assert build("train.epochs=10", file=file("method: {warmup: 12}\n")).method.warmup == 12
+
+
+@pytest.mark.parametrize(
+    ("content", "epochs", "warmup"),
+    [
+        ("train: {epochs: 10}", 10, 5),  # of the preset's 20 in 40
+        ("train: {epochs: 10}", 4, 2),
+        ("method: {warmup: 30}\ntrain: {epochs: 60}", 20, 10),
+        ("method: {warmup: 8}", 8, 1),
+        ("method: {gamma: 0.5}", 20, 10),
+    ],
+)
+def test_a_file_over_a_preset_makes_room_too(content, epochs, warmup, file):
+    path = file(content)
+    assert build(f"train.epochs={epochs}", file=path, preset="demo/digits").method.warmup == warmup
+
+
 def test_merge_order(file, monkeypatch):
     """Defaults, then preset, file, flags, --set: each over the one before, and only where it speaks."""
     monkeypatch.setattr(

@@ -61,8 +61,8 @@ class MethodSettings(Settings):
 
 
 # json_schema_extra of a setting that says how many epochs a stage at the beginning of a run takes, such as a warm-up.
-# Under a preset whose epochs are cut short, stages are too (`crosel.config`). Not for what goes on all along, such as
-# the epochs between two looks, nor for shares of the run, which fit by themselves.
+# Where the epochs of a preset or a file are cut short, stages are too (`crosel.config`). Not for what goes on all the
+# time, such as the epochs between two looks, nor for shares of the run, which fit by themselves.
 STAGE: JsonDict = {"stage": True}
 
 

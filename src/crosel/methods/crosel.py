@@ -192,7 +192,8 @@ class CroSelSettings(MethodSettings):
     def remarks(self, epochs: int) -> list[str]:
         given = self._starts()
         lines = super().remarks(epochs)
-        if given and self.ramp == 0:
+        room = epochs - (self.warmup or 1) > 1  # else a ramp was cut away with the epochs of a preset or a file
+        if given and self.ramp == 0 and room:
             lines.append(
                 f"method.{given[0]} has no effect without method.ramp, the epochs in which it moves to its final value"
             )
