@@ -80,7 +80,10 @@ def open_session(
     data: Dataset, network: str, batch: int, method: str, path: dict[str, bool], device: torch.device
 ) -> Session:
     train = {"epochs": EPOCHS, "batch_size": batch, "nesterov": True, **on_device(path, device)}
-    values = {"source": "cifar10", "method": {"name": method}, "network": {"name": network}, "train": train}
+    values = {
+        "source": "cifar10", "method": {"name": method}, "network": {"name": network}, "train": train,
+        "augment": {"strong_ops": 2, "cutout": 0.5},  # the paper's views, whatever the defaults
+    }  # fmt: skip
     config = resolve(build_config(settings=[], values=values), data)
     return begin(build_session(config, draw_candidates(data, "uniform:q=0.5", 0), device), EPOCH)
 
