@@ -123,7 +123,8 @@ def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli)
         ),
         (
             ("realworld",),
-            "suite 'realworld', cell lost/crosel-seed0: source 'lost.mat' is neither a file nor one of digits",
+            "suite 'realworld', cell lost/crosel-seed0: source 'lost.mat': no such file; if it lies elsewhere: "
+            "--data DIR",
         ),
     ],
 )

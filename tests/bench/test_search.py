@@ -222,7 +222,7 @@ def test_the_command_line(source: Path, tmp_path: Path, crosel_cli: CroselCli, m
     missing.write_text(text.read_text().replace(str(source), "nowhere.npz"))
     result = crosel_cli("bench", missing, "--out", tmp_path / "out")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"crosel: {missing}, cell nowhere/cc-seed0: source 'nowhere.npz' is neither a file")
+    assert result.err.startswith(f"crosel: {missing}, cell nowhere/cc-seed0: source 'nowhere.npz': no such file")
     assert not (tmp_path / "out").exists()
     assert "--oracle works only with suites that have a search" in crosel_cli("bench", "digits-tiny", "--oracle").err
     real = importlib.import_module

@@ -469,6 +469,20 @@ BAD_CSV = {
         "label,f\n,1\n,2\n",
         "line 2, column 'label': no label, and there is no column 'candidates'; add one of them",
     ),
+    "candidate, and no label": (
+        "path,label,candidate\na.png,,a|b\n",
+        "column 'label': no label, and there is no column 'candidates' (did you mean 'candidate'?); add one of them",
+    ),
+    "candidate, and a label missing": (
+        "path,label,candidate\na.png,a,a|b\nb.png,,a|b\n",
+        "line 3, column 'label': no label, and there is no column 'candidates' (did you mean 'candidate'?); add one",
+    ),
+    "candidate beside features": (
+        "candidate,label,f\na|b,,1\n",
+        "column 'candidate': 'a|b' is not a number; correct it, or drop the row or the column; there is no column "
+        "'candidates' (did you mean 'candidate'?)",
+    ),
+    "candidate and features alone": ("Candidate,f\na|b,1\n", "'candidates' (did you mean 'Candidate'?) or 'label'"),
     "weight code": ("candidates,weight,f\na|b,1_0|1,1\n", "line 2, column 'weight': weight '1_0' is not a number"),
     "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is not a number"),
     "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),
@@ -489,6 +503,10 @@ BAD_JSONL = {
     "half a line and its end": ('{"x": [1\n{"x": [1], "label": "a"}\n', "line 1, column 9: not valid JSON"),
     "a list": ("[1]\n", "line 1, column 1: expected an object"),
     "no labels": ('{"x": [1]}\n', "line 1: there is no 'candidates' and no 'label'"),
+    "candidate": ('{"x": [1], "candidate": ["a"]}\n', "line 1: there is no 'candidates' (did you mean 'candidate'?)"),
+    "candidate of an image": (
+        '{"path": "a.png", "candidate": ["a"]}\n', "no 'candidates' (did you mean 'candidate'?) and no 'label'; add",
+    ),
     "other length": ('{"x": [1], "label": "a"}\n{"x": [1, 2], "label": "a"}', "line 2, column 'x': 2 numbers, where"),
     "no list": ('{"x": [1, 2], "label": "a"}\n{"x": 0.5, "label": "a"}', "line 2, column 'x': 1 number, where"),
     "missing": ('{"f": 1, "g": 2, "label": "a"}\n{"f": 1, "label": "a"}', "line 2, column 'g': missing"),

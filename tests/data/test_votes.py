@@ -421,6 +421,8 @@ def test_examples_without_inputs_are_left_out_where_that_is_asked_for(tmp_path, 
     assert "twice.npz: id 't2' appears twice" in refused(votes, inputs=str(tmp_path / "twice.npz"))
     votes = put(tmp_path / "no-task.csv", "worker,label\nann,cat\n")
     assert "votes need the columns task, worker and label; 'task' is missing" in refused(votes, format="votes")
+    votes = put(tmp_path / "tasks.csv", "tasks,worker,label\nt1,ann,cat\n")
+    assert "'task' is missing (did you mean 'tasks'?)" in refused(votes, format="votes", inputs=folder)
     np.savez(tmp_path / "s.npz", scores=np.eye(2), ids=["t1", "t7"])
     assert "has no inputs for id 't7'" in refused(tmp_path / "s.npz", inputs=features, skip_bad=True)
     np.savez(tmp_path / "s.npz", scores=np.eye(2), ids=["t1", "t2"])

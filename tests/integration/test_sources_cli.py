@@ -271,7 +271,7 @@ def test_a_file_in_the_data_folder(
     Path("elsewhere").rename("moved")
     missing = crosel_cli("train", "none.mat", *share, "--out", "other")
     assert missing.code == 2
-    assert "source 'none.mat' is neither a file (also looked for in ../data) nor one of" in missing.err
+    assert "source 'none.mat': no such file, also not in ../data" in missing.err
 
 
 def test_labels_by_the_command_line(tmp_path: Path, crosel_cli: CroselCli, digits: dict[str, Any]) -> None:
@@ -344,3 +344,25 @@ def test_real_cifar10(tmp_path: Path, crosel_cli: CroselCli) -> None:
     summary = json.loads(told.out)
     assert (summary["n"], summary["k"], summary["n_test"], summary["missing"]) == (50_000, 10, 10_000, 0)
     assert summary["mean_size"] == pytest.approx(5.5, abs=0.05)
+
+
+def test_a_file_that_is_not_there_may_be_one_beside_it(tmp_path, monkeypatch, crosel_cli: CroselCli):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data", "digit.cs"):
+        Path(folder).mkdir()
+    for file in ("digits.csv", "other.csv", "data/flowers.npz"):
+        Path(file).touch()
+    elsewhere, near = "if it lies elsewhere: --data DIR", "(did you mean 'digits.csv'?)"
+    for told, *arguments in [
+        (f"source 'digit.csv': no such file {near}; {elsewhere}", "digit.csv"),
+        (f"source 'digits.cvs': no such file {near}; {elsewhere}", "digits.cvs"),
+        (f"source 'x.csv': no such file; {elsewhere}", "x.csv"),
+        (f"source 'no/digit.csv': no such file; {elsewhere}", "no/digit.csv"),
+        (
+            "source 'flower.npz': no such file, also not in data (did you mean 'data/flowers.npz'?)",
+            *("flower.npz", "--data", "data"),
+        ),
+        (f"no such file or folder (did you mean '{tmp_path / 'digits.csv'}'?); if", str(tmp_path / "digit.csv")),
+    ]:
+        result = crosel_cli("train", *arguments)
+        assert (result.code, told in result.err) == (2, True), result.err

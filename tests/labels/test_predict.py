@@ -127,6 +127,8 @@ def test_features_are_found_by_name(tmp_path, monkeypatch, crosel_cli: CroselCli
     assert (refused.code, refused.err) == (
         2, "crosel: gone.csv, line 1: there is no column 'w', which the run was trained on; add it\n"
     )  # fmt: skip
+    Path("near.csv").write_text("u,v,ww\n1,2,3\n")
+    assert "trained on (did you mean 'ww'?); add it" in crosel_cli("predict", "run", "near.csv", "--out", "p.csv").err
     Path("code.csv").write_text("u,v,w\n1,2,3\n1,2_1,3\n")
     refused = crosel_cli("predict", "run", "code.csv", "--out", "p.csv")
     assert (refused.code, "code.csv, line 3, column 'v': '2_1' is not a number" in refused.err) == (2, True)

@@ -26,7 +26,7 @@ from crosel.data.npz import as_names, check_columns, open_archive, read_array
 from crosel.data.settings import DataSettings
 from crosel.data.table import ALL_ROWS, are_votes, as_features, image_path, meanings, other_columns
 from crosel.data.vocabulary import label_name
-from crosel.errors import UserError, counted, tell
+from crosel.errors import UserError, counted, did_you_mean, tell
 from crosel.limits import check_plain, shown
 
 _ROWS = 1024  # examples held at once
@@ -116,7 +116,8 @@ def columns_of_training(trained: Sequence[str] | None, there: Sequence[str], pla
     at = {key: column for column, key in enumerate(found)}
     missing = [name for name, key in zip(trained, wanted, strict=True) if key not in at]
     if missing:
-        raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on; add it")
+        near = did_you_mean(missing[0], [name for name, key in zip(there, found, strict=True) if key not in wanted])
+        raise UserError(f"{place}: there is no column {shown(missing[0])}, which the run was trained on{near}; add it")
     return [at[key] for key in wanted]
 
 

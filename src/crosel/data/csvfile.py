@@ -80,9 +80,10 @@ def find_format(path: Path, header: list[str], rows: Sequence[Sequence[str]]) ->
         return "scores" if numbers else "wide-votes"
     if "truth" in known:
         return "table"
+    near = did_you_mean("candidates", header)
     raise UserError(
-        f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or 'path' "
-        f"with votes or scores next to it; it has {', '.join(map(shown, header[:5]))}. "
+        f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates'{near} or 'label', or an 'id' or "
+        f"'path' with votes or scores next to it; it has {', '.join(map(shown, header[:5]))}. "
         f"If some are annotators: {NAME_THEM}"
     )
 
@@ -207,6 +208,9 @@ def gather(
                 or_else = _WHICH_ARE_VOTES if kind != "table" else ""
                 if labels_alone and all(cell.strip() for cell in take(row)):  # a blank is no worker
                     or_else = _LONG_VOTES
+                words = [header[column] for column in numeric if not is_number(row[column])]
+                if kind == "table" and "candidates" not in known and (near := did_you_mean("candidates", words)):
+                    or_else = f"; there is no column 'candidates'{near}"
                 raise no_number(path, line, header, numeric, row, or_else) from None
         if len(lines) % _CHECK_EVERY == 0:
             check_bytes(12 * len(values), "the numbers", path)
@@ -217,7 +221,7 @@ def gather(
     return Table(
         path, lines, {meaning: c for meaning, (c, _) in zip(known, cells, strict=True)},
         {meaning: header[column] for meaning, column in known.items()}, features, names,
-        {header[column]: c for c, column in texts},
+        {header[column]: c for c, column in texts}, [] if numeric else [header[column] for column in rest],
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from crosel.data.table import (
     refuse_unnamed_images,
 )
 from crosel.data.text import json_objects
-from crosel.errors import UserError, counted
+from crosel.errors import UserError, counted, did_you_mean
 from crosel.limits import check_bytes, shown
 
 _LISTS = ("x", "features")  # keys that may hold a list of numbers
@@ -132,6 +132,9 @@ def open_jsonl(path: Path, inputs_elsewhere: bool = False) -> Table:
     line, first, rows = open_objects(path)
     layout = Layout.of(first, path, line, inputs_elsewhere)
     refuse_unnamed_images({key: first[key] for key in layout.features}, f"{path}, line {line}")
+    words = [key for key in layout.features if isinstance(first[key], str | list)]
+    if "candidates" not in layout.titles and (near := did_you_mean("candidates", words)):
+        raise UserError(f"{path}, line {line}: there is no 'candidates'{near}")
     lengths = lengths_of(first, layout.features)
     for line, row in rows:
         place = f"{path}, line {line}"
@@ -148,13 +151,16 @@ def open_jsonl(path: Path, inputs_elsewhere: bool = False) -> Table:
     if names:
         features = as_features(np.frombuffer(values).reshape(len(lines), len(names)), path, lines, names)
     # Of one list, the numbers have no names.
-    return Table(path, lines, columns, layout.titles, features, names if len(lengths) > 1 else layout.features)
+    names = names if len(lengths) > 1 else layout.features
+    unused = [key for key in first if key not in layout.features and key.lower() not in MEANINGS]
+    return Table(path, lines, columns, layout.titles, features, names, unused=unused)
 
 
 def read_jsonl(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
     table = open_jsonl(path, settings.inputs is not None)
     if not table.columns.keys() & {"candidates", "weight", "label", "truth"}:
         raise UserError(
-            f"{path}, line {table.lines[0]}: there is no 'candidates' and no 'label'; add one of them to every row"
+            f"{path}, line {table.lines[0]}: there is no 'candidates'{did_you_mean('candidates', table.unused)} and no "
+            "'label'; add one of them to every row"
         )
     return dataset_of(table, "votes" if are_votes(table.columns) else "table", settings, progress)

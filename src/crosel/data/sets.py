@@ -38,7 +38,7 @@ from crosel.data.vocabulary import (
     looks_listed,
     may_be_unknown,
 )
-from crosel.errors import UserError
+from crosel.errors import UserError, did_you_mean
 from crosel.limits import shown
 
 _TRUTH = {"target", "targets", "class", "labels", "y", "y_true", "true_label", "ground_truth"}
@@ -72,9 +72,10 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
         place = table.place(no_label, "label")
         guessed = table.titles.get("truth") == table.titles.get("label", "") and "json" not in table.path.suffix.lower()
         scores = "; if the numbers are scores: --set data.format=scores" if guessed else ""
-        if partly:
+        near = did_you_mean("candidates", table.unused)
+        if partly and not near:
             raise UserError(f"{place}: no label, though other rows have one; fill it in, or leave the row out{scores}")
-        raise UserError(f"{place}: no label, and there is no column 'candidates'; add one of them{scores}")
+        raise UserError(f"{place}: no label, and there is no column 'candidates'{near}; add one of them{scores}")
     check_test_labels(table, test, labels)
     found = {name for s in sets or () for name in s} | {label for label in labels if label is not None}
     found.update(name for pairs in weights or () for name in pairs)

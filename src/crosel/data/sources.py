@@ -8,7 +8,7 @@ from pathlib import Path
 from crosel.data.dataset import Dataset, hold_out
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError, did_you_mean, tell
-from crosel.limits import check_plain, one_line
+from crosel.limits import check_plain, one_line, spoils_lines
 
 # What is published under a name: a folder, or files.
 _PUBLISHED = {
@@ -47,11 +47,26 @@ def check_there(source: str, data_dir: Path | None) -> None:
     source = locate(source, data_dir)
     path = Path(source)
     if "\0" not in source and path.is_absolute() and not path.exists():
-        raise UserError(f"{source}: no such file or folder; if it has moved, give its folder: --data DIR")
+        near = _near_file(path)
+        raise UserError(f"{source}: no such file or folder{near}; if it has moved, give its folder: --data DIR")
     if not source.strip() or "\0" in source or not path.exists():  # Path("") is the folder we are in
+        if "\0" not in source and path.suffix:
+            near = _near_file(path) or (_near_file(data_dir / path) if data_dir else "")
+            elsewhere = f", also not in {data_dir}{near}" if data_dir else f"{near}; if it lies elsewhere: --data DIR"
+            raise UserError(f"source '{source}': no such file{elsewhere}")
         searched = f" (also looked for in {data_dir})" if data_dir else ""
         known = f"{', '.join(NAMED)}{did_you_mean(source, NAMED)}"
         raise UserError(f"source '{source}' is neither a file{searched} nor one of {known}")
+
+
+def _near_file(path: Path) -> str:
+    """Return ` (did you mean 'x'?)` for the file beside this one with the nearest name, or nothing."""
+    try:
+        names = [file.name for file in path.parent.iterdir() if file.is_file() and not spoils_lines(file.name)]
+    except OSError:
+        return ""
+    near = [name for name in names if did_you_mean(path.stem, [Path(name).stem])]  # endings make all names alike
+    return did_you_mean(str(path), [str(path.with_name(name)) for name in near])
 
 
 def load(

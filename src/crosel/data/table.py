@@ -43,6 +43,7 @@ class Table:
     features: NDArray[np.float32] | None = None
     names: list[str] = field(default_factory=list)  # of the features
     texts: dict[str, list[str]] = field(default_factory=dict)  # other columns, where text is wanted
+    unused: Sequence[str] = ()  # names of columns that are not read
 
     @property
     def n(self) -> int:

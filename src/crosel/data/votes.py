@@ -42,7 +42,7 @@ from crosel.data.vocabulary import (
     looks_listed,
     may_be_unknown,
 )
-from crosel.errors import UserError, some_of
+from crosel.errors import UserError, did_you_mean, some_of
 from crosel.limits import shown
 
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
@@ -152,7 +152,8 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     key = table.key or "id"
     for name, meaning in {"task": key, "worker": "worker", "label": "label"}.items():
         if meaning not in table.columns:
-            raise UserError(f"{table.path}, line 1: votes need the columns task, worker and label; {name!r} is missing")
+            missing = f"{name!r} is missing{did_you_mean(name, table.unused)}"
+            raise UserError(f"{table.path}, line 1: votes need the columns task, worker and label; {missing}")
     tasks = table.parsed(key, partial(label_name, what="name"))
     no_vote, notes = no_votes(settings.classes), list[str]()
     labels = table.parsed("label", partial(_vote, no_vote=no_vote, separator=settings.separator))
