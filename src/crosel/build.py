@@ -29,6 +29,8 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     augment, network, left = config.augment, config.network, left_to_data(config)
     if "augment.flip" in left:
         augment = augment.model_copy(update={"flip": data.flips})
+    if "augment.cutout_fill" in left and data.is_image:
+        augment = augment.model_copy(update={"cutout_fill": middle_grey(data.brightest)})
     if "network.name" in left:
         network = network.model_copy(update={"name": network_name(network, data.shape)})
     return config.model_copy(update={"augment": augment, "network": network})
@@ -36,8 +38,16 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
 
 def left_to_data(config: RunConfig) -> set[str]:
     """What `resolve` fills in, by dotted names: in these a run's own config may differ from the one it was asked by."""
-    given = {"augment.flip": "flip" in config.augment.model_fields_set, "network.name": config.network.name != "auto"}
+    given = {
+        **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
+        "network.name": config.network.name != "auto",
+    }
     return {name for name, is_given in given.items() if not is_given}
+
+
+def middle_grey(brightest: int) -> int:
+    """What a cut-out square is filled with. On images that are dark throughout, 127 would be brighter than anything."""
+    return 127 if brightest >= 128 else brightest // 2
 
 
 def build_session(

@@ -98,7 +98,7 @@ def train_run(
                 held.enter_context(folder.locked())
                 folder.check_can_hold(resume or world.restarted)
                 data = load_data(config, progress=console.on_images)
-                for note in data.notes:
+                for note in (*data.notes, *data.remarks()):
                     console.say(note)
                 full = with_full_paths(resolve(config, data))
                 _guard(held, stop, full, device)

@@ -239,6 +239,22 @@ def test_candidates_are_drawn_or_the_datas_own():
 # --- normalisation ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("brightest", "said"),
+    [(255, ""), (64, ""), (63, "63 of 255"), (16, "divide their values by 16, so that they lie in 0..1"), (0, "black")],
+)
+def test_images_that_are_nearly_black_are_remarked_on(brightest, said):
+    x = np.zeros((3, 4, 4), dtype=np.uint8)
+    x[1, 2, 3] = brightest
+    lines = make_dataset(x, y=[0, 1, 0], classes=2).remarks()
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+
+
+def test_features_are_never_too_dark():
+    assert make_dataset(np.zeros((3, 4)), y=[0, 1, 0], classes=2).remarks() == []
+
+
 def test_image_statistics_against_numpy():
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)

@@ -22,7 +22,7 @@ import torch
 from _support import small_arrays
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
-from sklearn.datasets import make_blobs
+from sklearn.datasets import load_digits, make_blobs
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -30,6 +30,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from crosel import CroSelClassifier, PartialLabelClassifier, UserError
+from crosel.candidates import uniform
 from crosel.config import build_config
 from crosel.estimator import History
 from crosel.estimator.inputs import read_candidates
@@ -326,6 +327,16 @@ def test_the_meaning_of_pixels_is_decided_in_fit() -> None:
         small().fit(x, sets).predict(x / 255)
     binary = small(epochs=1).fit(x > 100, sets)
     assert binary.predict(x > 100).shape == (24,)
+
+
+@pytest.mark.parametrize(("scale", "warned"), [(1, 1), (1 / 16, 0), (15, 0)])
+def test_images_with_values_from_0_to_16_are_warned_of(scale: float, warned: int) -> None:
+    digits = load_digits()
+    sets = uniform(digits.target[:100], classes=10, q=0.3, seed=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PartialLabelClassifier("cc", epochs=1).fit(digits.images[:100] * scale, sets)
+    assert sum("brightest pixel of all training images is 16 of 255" in str(w.message) for w in caught) == warned
 
 
 def test_fit_on_images_after_features() -> None:

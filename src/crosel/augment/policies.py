@@ -37,7 +37,11 @@ class AugmentSettings(Settings):
     cutout: Share = Field(
         0.5, description="side of the cut-out square, as a share of the image side; 0: none; default for CroSel: 0.25"
     )
-    cutout_fill: Level = Field(127, description="grey level of the cut-out square")
+    cutout_fill: Level = Field(
+        127,
+        description="grey level of the cut-out square; where all images are darker, half of their brightest pixel by "
+        "default",
+    )
     fill: Level = Field(0, description="grey level of areas that rotating, shearing and moving uncover")
     policy: Literal["cifar10", "svhn"] = Field("cifar10", description="AutoAugment policy of the view `autoaugment`")
     feature_noise: float = Field(

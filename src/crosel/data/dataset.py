@@ -51,6 +51,22 @@ class Dataset:
     def is_image(self) -> bool:
         return self.x.ndim == 4
 
+    @property
+    def brightest(self) -> int:
+        """The largest value of any pixel of the training images."""
+        return int(self.x.max())
+
+    def remarks(self) -> list[str]:
+        """What may be wrong with the inputs, for people to read. Values from 0 to 16, say, are nearly black images."""
+        if not self.is_image or self.brightest >= 64:
+            return []
+        if not self.brightest:
+            return ["all training images are black: every pixel is 0"]
+        return [
+            f"the brightest pixel of all training images is {self.brightest} of 255: if that is white in your images, "
+            f"divide their values by {self.brightest}, so that they lie in 0..1"
+        ]
+
     def example_id(self, row: int) -> str:
         return self.ids[row] if self.ids is not None else str(row)
 

@@ -163,7 +163,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 trust_code=True,  # whoever names code in a Python program could as well have called it
             )
         check_batch(session)
-        for line in config.remarks():
+        for line in (*data.remarks(), *config.remarks()):
             warnings.warn(line, stacklevel=2)
         console = self._console()
         try:
