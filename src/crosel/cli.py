@@ -253,11 +253,11 @@ def labels(
         table = table.doubtful_first()
     with folder_of(out):
         if only_outside:
-            typer.echo(f"{write_outside(table, out)} of {len(table.flags)} sets seem to miss the true label: {out}")
+            typer.echo(f"{write_outside(table, out):,} of {len(table.flags):,} sets seem to miss the true label: {out}")
             return
         write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
     flags = Counter(flag or "clear" for flag in table.flags)
-    kinds = ", ".join(f"{n} {flag}" for flag, n in flags.most_common())
+    kinds = ", ".join(f"{n:,} {flag}" for flag, n in flags.most_common())
     typer.echo(f"{counted(len(table.flags), 'label')} ({kinds}): {out}")
 
 

@@ -329,6 +329,9 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     if first["type"] == "extra_forbidden":
         if prefix == ["method"] and len(path) == 2 and (owners := _methods_with(path[1])):
             return f"unknown setting '{name}' of method '{tree['method']['name']}'; it belongs to {', '.join(owners)}"
+        if groups := [group for group in RunConfig.model_fields if path[-1] in _known_names([group], tree)]:
+            there = " or ".join(f"'{group}.{path[-1]}'" for group in groups)
+            return f"unknown setting '{name}' (did you mean {there}?)"
         known, section = _known_names(path[:-1], tree), "".join(f"{part}." for part in path[:-1])
         if did_you_mean(path[-1], known):  # without the section, which would make all of them alike
             return f"unknown setting '{name}'{did_you_mean(name, [section + n for n in known])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,17 @@ def test_the_doubtful_first_by_the_command_line(tiny_run: TinyRun, tmp_path: Pat
     assert refused.code == 2
     assert "keep the order of the data" in refused.err
     assert own.read_bytes() == before
+
+
+def test_counts_of_labels_are_easy_to_read(
+    tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = replace(make_table(), flags=[""] * 1500 + ["outside"] * 1273 + ["unsure"] * 2)
+    for name, made in (("label_table", table), ("write_labels", None), ("write_outside", 1273)):
+        monkeypatch.setattr(f"crosel.labels.{name}", lambda *_, made=made: made)
+    command = ("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))
+    assert crosel_cli(*command).out.startswith("2,775 labels (1,500 clear, 1,273 outside, 2 unsure): ")
+    assert crosel_cli(*command, "--only-outside").out.startswith("1,273 of 2,775 sets seem to miss the true label: ")
 
 
 def test_labels_of_a_run_under_way_are_told_to_be_so(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:

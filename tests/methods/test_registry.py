@@ -215,7 +215,8 @@ def settings_of(name: str, **values: object) -> MethodSettings:
         (settings_of("pico", proto_start=3), 3, ["method.proto_start=3 with train.epochs=3: pico never gets"]),
         (settings_of("pico"), 2, []),
         (settings_of("cc"), 1, []),
-        (settings_of("crosel"), 1, []),
+        (settings_of("crosel"), 1, ["one epoch is a warm-up and selects nothing for CroSel to learn from; raise"]),
+        (settings_of("crosel"), 2, []),
         (settings_of("crosel"), 9, []),
         (settings_of("crosel").filled_in(9), 9, []),
         (settings_of("crosel", gamma_start=0.5), 9, []),  # the default ramp moves it

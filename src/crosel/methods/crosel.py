@@ -192,6 +192,8 @@ class CroSelSettings(MethodSettings):
     def remarks(self, epochs: int) -> list[str]:
         given = self._starts()
         lines = super().remarks(epochs)
+        if epochs == 1 and self.warmup is None:
+            lines.append("one epoch is a warm-up and selects nothing for CroSel to learn from; raise train.epochs")
         room = epochs - (self.warmup or 1) > 1  # else a ramp was cut away with the epochs of a preset or a file
         if given and self.ramp == 0 and room:
             lines.append(
