@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import typer
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 
 _MARK = re.compile(r"^<!-- reference: (\w+) -->$", re.M)
@@ -62,47 +60,20 @@ def _default(parameter: Any) -> str:
 
 def settings() -> str:
     """Every setting that `--set` and YAML files know, section by section, methods last."""
-    from crosel.config import RunConfig
-    from crosel.methods import methods
+    from crosel.commands.info import settings_by_section
 
-    sections = {
-        name: field.annotation
-        for name, field in RunConfig.model_fields.items()
-        if name != "method" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
-    own = [name for name in RunConfig.model_fields if name not in (*sections, "method")]
-    first = [_row(name, RunConfig.model_fields[name]) for name in own]
-    first.append("| `method.name` | `crosel` | name of the method; each has settings of its own, below |")
-    parts = [_section("Run", first)]
-    models = {name: (name, model) for name, model in sections.items()}
-    models |= {f"method: {name}": ("method", method.Settings) for name, method in methods().items()}
-    for title, (prefix, model) in models.items():
-        fields = {name: field for name, field in model.model_fields.items() if (prefix, name) != ("method", "name")}
-        parts.append(_section(title.capitalize(), [_row(f"{prefix}.{name}", field) for name, field in fields.items()]))
-    return "\n".join(parts)
+    return "\n".join(_section(title, list(map(_row, rows))) for title, rows in settings_by_section().items())
 
 
 def _section(title: str, rows: list[str]) -> str:
     return "\n".join([f"## {title}\n", "| setting | default (other values) | what |\n|---|---|---|", *rows, ""])
 
 
-def _row(name: str, field: Any) -> str:
-    return f"| `{name}` | {_value(field)} | {_cell(field.description or '')} |"
-
-
-def _value(field: Any) -> str:
-    default = field.get_default(call_default_factory=True)
-    shown = "required" if default is PydanticUndefined else "" if default is None else f"`{_plain(default)}`"
-    shown = shown.replace("|", "\\|")
-    choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
-    others = ", ".join(f"`{c}`" for c in choices if c != default)
-    return f"{shown} ({others})" if others else shown
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+def _row(setting: Any) -> str:
+    name, default, others, what = setting
+    shown = default if default in ("", "required") else f"`{default}`".replace("|", "\\|")
+    choices = ", ".join(f"`{other}`" for other in others)
+    return f"| `{name}` | {f'{shown} ({choices})' if choices else shown} | {_cell(what)} |"
 
 
 def _cell(text: str) -> str:

@@ -414,11 +414,13 @@ def review(
 
 
 @app.command()
-def info() -> None:
+def info(
+    settings: Annotated[bool, typer.Option("--settings", help="list all settings with their defaults instead")] = False,
+) -> None:
     """Show versions, devices, methods and presets."""
-    from crosel.commands.info import info_lines
+    from crosel.commands.info import info_lines, settings_lines
 
-    for line in info_lines():
+    for line in settings_lines() if settings else info_lines():
         typer.echo(line)
 
 

@@ -21,7 +21,7 @@ from crosel.report import raster, run_figures, write_report
 from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
 from crosel.report.curves import Chart, Reliability, Series, calibration_figure, line_figure
 from crosel.report.draw import Box, Drawing, Line, Text
-from crosel.report.gallery import _in_turn, groups
+from crosel.report.gallery import _bars, _in_turn, groups
 from crosel.report.gather import gather
 from crosel.report.palette import DARK, LIGHT
 from crosel.report.run_figures import principal_components
@@ -110,6 +110,15 @@ def test_confusion_counts() -> None:
 def test_galleries_take_classes_in_turn() -> None:
     rows, classes = np.array([9, 8, 7, 6, 5]), np.array([1, 1, 1, 0, 0])
     assert _in_turn(rows, classes).tolist() == [9, 6, 8, 5, 7]
+
+
+def test_the_likeliest_label_that_is_not_in_the_set_is_not_named_as_the_flag_is(tiny_run: TinyRun) -> None:
+    (run,) = gather([RunFolder(tiny_run.path)])
+    assert run.labels is not None
+    assert run.predictions.train is not None
+    beyond = int(np.flatnonzero(~run.sets[0])[0])
+    run.predictions.train[0] = np.eye(run.sets.shape[1])[beyond]
+    assert f'{run.classes[beyond]} <em class="beyond">not in the set</em>' in _bars(run, run.labels, 0)
 
 
 def test_never_selected_means_in_no_epoch(tiny_run: TinyRun) -> None:

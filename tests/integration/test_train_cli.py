@@ -27,9 +27,10 @@ from _support import TINY, CroselCli, TinyRun, small_arrays
 from crosel import __version__
 from crosel.bench.board import Board
 from crosel.bench.cells import Options
-from crosel.config import build_config, check_config
+from crosel.config import build_config, check_config, dotted, presets
 from crosel.console import Console
 from crosel.estimator import CroSelClassifier
+from crosel.methods import methods
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {
@@ -462,6 +463,26 @@ def test_info(crosel_cli: CroselCli) -> None:
         "CPU",
     ):
         assert part in result.out or (part == "CPU" and torch.cuda.is_available()), part
+
+
+def test_info_says_what_presets_are_for(crosel_cli: CroselCli) -> None:
+    told = dict(line.split(maxsplit=1) for line in crosel_cli("info").out.partition("presets:\n")[2].splitlines())
+    assert told.keys() == presets().keys()
+    assert told["own/cc"] == "CC's own scheme for CIFAR-10"
+    assert told["fast/cifar10-crosel"] == "CroSel on CIFAR-10 in about ten minutes of one H200"
+    assert not any(text.startswith("crosel train") or len(text) > 66 for text in told.values())
+
+
+def test_info_lists_all_settings(crosel_cli: CroselCli) -> None:
+    lines = crosel_cli("info", "--settings").out.splitlines()
+    told = {line.split()[0]: line.split(maxsplit=2)[1:] for line in lines if line.startswith("  ")}
+    assert told["train.epochs"] == ["50", "passes over the training set, including warm-up"]
+    assert told["train.optimiser"] == ["sgd", "rule by which weights are updated (or adam)"]
+    assert told["data.choices"][0] == "-"
+    assert (told["source"][0], told["train.bf16"][0]) == ("required", "false")
+    for method in methods():
+        settings = dotted(check_config({"source": "digits", "method": {"name": method}}).model_dump(mode="json"))
+        assert settings.keys() <= told.keys()
 
 
 def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:

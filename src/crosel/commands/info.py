@@ -1,14 +1,18 @@
-"""What `crosel info` says: versions, devices, methods, presets."""
+"""What `crosel info` says: versions, devices, methods, presets; or all settings."""
 
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple, get_args
 
 import torch
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 import crosel
-from crosel.config import presets
+from crosel.config import RunConfig, presets
 from crosel.errors import counted
 from crosel.methods import methods
 from crosel.methods.base import faulty_methods
@@ -38,4 +42,62 @@ def info_lines() -> list[str]:
         lines.append(f"no CUDA device; {counted(torch.get_num_threads(), 'CPU thread')}")
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
     lines += [f"  {name:<8} {why}" for name, why in faulty_methods().items()]
-    return [*lines, "", "presets:", *(f"  {name}" for name in presets())]
+    return [*lines, "", "presets:", *(f"  {name:<26} {_opening(file)}" for name, file in presets().items())]
+
+
+def _opening(preset: Any) -> str:
+    """What a preset is for: its comment, up to the first colon or full stop."""
+    first = preset.read_text(encoding="utf-8").partition("\n")[0]
+    return re.split(r"[:.](?:\s|$)", first.removeprefix("#").strip())[0]
+
+
+class Setting(NamedTuple):
+    name: str
+    default: str  # empty where there is none
+    others: list[str]  # the other values of a choice
+    what: str
+
+
+def settings_by_section() -> dict[str, list[Setting]]:
+    """Every setting that `--set` and YAML files know, section by section, methods last."""
+    sections = {
+        name: field.annotation
+        for name, field in RunConfig.model_fields.items()
+        if name != "method" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    own = [name for name in RunConfig.model_fields if name not in (*sections, "method")]
+    first = [_setting(name, RunConfig.model_fields[name]) for name in own]
+    first.append(Setting("method.name", "crosel", [], "name of the method; each has settings of its own, below"))
+    models = {name: (name, model) for name, model in sections.items()}
+    models |= {f"method: {name}": ("method", method.Settings) for name, method in methods().items()}
+    return {"Run": first} | {
+        title.capitalize(): [
+            _setting(f"{prefix}.{name}", field)
+            for name, field in model.model_fields.items()
+            if (prefix, name) != ("method", "name")
+        ]
+        for title, (prefix, model) in models.items()
+    }
+
+
+def _setting(name: str, field: Any) -> Setting:
+    default = field.get_default(call_default_factory=True)
+    shown = "required" if default is PydanticUndefined else "" if default is None else _plain(default)
+    others = [a for a in get_args(field.annotation) if isinstance(a, str) and a != default]
+    return Setting(name, shown, others, " ".join((field.description or "").split()))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def settings_lines() -> list[str]:
+    lines = []
+    for title, settings in settings_by_section().items():
+        lines += ["", title]
+        for name, default, others, what in settings:
+            choices = f" (or {', '.join(others)})" if others else ""
+            lines.append(f"  {name:<26} {default or '-':<12} {what}{choices}")
+    return ["setting, default, what it does:", *lines]

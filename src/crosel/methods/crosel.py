@@ -163,10 +163,14 @@ class CroSelSettings(MethodSettings):
         json_schema_extra=STAGE,
     )
     temperature_start: float | None = Field(
-        None, gt=0, description="T when selection begins; default: 1, or T itself if it is larger; null: T itself"
+        None,
+        gt=0,
+        description="T when selection begins; default: 1, or T itself if it is larger; set to null: T itself",
     )
     lambda_cr_start: float | None = Field(
-        None, ge=0, description="λ_cr when selection begins; default: 1, or λ_cr itself if it is smaller; null: itself"
+        None,
+        ge=0,
+        description="λ_cr when selection begins; default: 1, or λ_cr itself if it is smaller; set to null: λ_cr itself",
     )
     gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins; default: γ itself")
     outside: Literal["keep", "drop", "take"] = Field(

@@ -97,8 +97,8 @@ def _bars(run: RunData, labels: Labels, i: int) -> str:
     items = []
     for label, p, inside in found:
         given = label == int(labels.labels[i])
-        marks = {"outside": not inside, "true": label == truth and not given}
-        words = "".join(f' <em class="{mark}">{mark}</em>' for mark, holds in marks.items() if holds)
+        marks = {"beyond": ("not in the set", not inside), "true": ("true", label == truth and not given)}
+        words = "".join(f' <em class="{mark}">{word}</em>' for mark, (word, holds) in marks.items() if holds)
         value = "" if p is None else f'{bar(p)}<span class="p">{_short(p)}</span>'
         kind = " ".join(word for word, holds in (("given", given), ("beyond", not inside)) if holds)
         items.append(f'<li class="{kind}"><span class="w">{escape(run.classes[label])}{words}</span>{value}</li>')
