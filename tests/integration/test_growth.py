@@ -49,10 +49,10 @@ def test_predictions_grow_linearly_with_the_features(tmp_path: Path, ending: str
         row = json.dumps(dict.fromkeys(names, 0.5)) if ending == "jsonl" else ",".join(["0.5"] * k)
         path.write_text(f"{row}\n" if ending == "jsonl" else f"{','.join(names)}\n{row}\n")
         took = []
-        for _ in range(3):
-            start = time.perf_counter()
+        for _ in range(7):
+            start = time.process_time()  # milliseconds: by the clock, a busy machine's other work would count
             (chunk,) = open_inputs(path, (k,), names[::-1])
-            took.append(time.perf_counter() - start)
+            took.append(time.process_time() - start)
         assert chunk.x.shape == (1, k)
         fastest.append(min(took))
     assert fastest[1] < 24 * fastest[0]  # eight times the work, as above
