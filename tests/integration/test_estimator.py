@@ -638,7 +638,7 @@ def test_a_module_gives_what_predict_proba_does(kind: str, method: str) -> None:
 
 def test_a_module_is_not_the_classifier_itself() -> None:
     arrays = small_arrays(images=False)
-    clf = CroSelClassifier(epochs=1, batch_size=32).fit(arrays["x"], arrays["candidates"])
+    clf = CroSelClassifier(epochs=2, batch_size=32).fit(arrays["x"], arrays["candidates"])
     before = clf.predict_proba(arrays["x_test"])
     for parameter in clf.to_torch().parameters():
         parameter.data.zero_()
