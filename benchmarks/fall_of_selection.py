@@ -16,16 +16,28 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
-from fixed_choices import missing_rows, own_share
+from changes import (
+    aligned,
+    balanced,
+    both,
+    missing_rows,
+    no_comix,
+    only,
+    own_share,
+    refreshed,
+    selected_leave_no_trace,
+    true_targets,
+    weak_only,
+    without_selected,
+)
 from record import Arguments, add, chosen, count, end_with, read, seeds, some
 from sureness import calibration, criteria, method_of, pressure, views
 from torch import Tensor, nn
@@ -37,8 +49,7 @@ from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.environment import environment
 from crosel.errors import Interrupted
-from crosel.methods.base import Batch, Stream
-from crosel.methods.crosel import average_outputs, comix_targets
+from crosel.methods.crosel import average_outputs
 from crosel.nets import ResidualNetwork
 from crosel.session import Session
 from crosel.train import fit, predict_chunks
@@ -80,148 +91,6 @@ class HalvedNetwork(ResidualNetwork):
 
 
 # --- what is changed ------------------------------------------------------------------------------------------------
-
-
-def true_targets(session: Session) -> None:
-    """Co-mix gets the true labels, which no method may know. MixUp and strong views stay."""
-    method = method_of(session)
-    assert session.data.y is not None
-    plain, sets = method._mixed_views, method.candidates
-    truth = torch.nn.functional.one_hot(torch.from_numpy(session.data.y), sets.shape[1]).bool()
-
-    def told(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        method.candidates = truth
-        try:
-            return plain(network, batch, generator)
-        finally:
-            method.candidates = sets
-
-    method._mixed_views = told  # type: ignore[method-assign]
-
-
-def weak_only(session: Session) -> None:
-    """Co-mix sees two weak views instead of a weak and a strong one."""
-    method = method_of(session)
-    streams, plain = method.streams, method._mixed_views
-
-    def with_two_weak() -> dict[str, Stream]:
-        made = streams()
-        return {n: Stream(("weak", "weak#1"), s.pool) if s.views == ("weak", "strong") else s for n, s in made.items()}
-
-    def renamed(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        views = {"weak": batch["weak"], "strong": batch["weak#1"]}
-        return plain(network, Batch(batch.index, views, batch.everyone), generator)
-
-    method.streams, method._mixed_views = with_two_weak, renamed  # type: ignore[method-assign]
-
-
-def without_selected(session: Session) -> None:
-    """Co-mix alone: no network learns from what is selected."""
-    streams = session.method.streams
-    session.method.streams = lambda: {n: s for n, s in streams().items() if not n.startswith("selected")}  # type: ignore[method-assign]
-
-
-def balanced(session: Session) -> None:
-    """All selected classes are drawn equally often, but no example more than ten times as often as before."""
-    method = method_of(session)
-    streams = method.streams
-
-    def evenly() -> dict[str, Stream]:
-        made = streams()
-        for v in range(len(method.networks)):
-            stream = made.get(f"selected_{v}")
-            if stream is not None and stream.pool is not None:
-                labels = method.labels[method.teacher(v)][stream.pool].long()
-                counts = labels.bincount(minlength=method.candidates.shape[1])
-                times = (counts.max() / counts.clamp(min=1)).round().long().clamp(max=10)[labels]
-                made[f"selected_{v}"] = Stream(stream.views, stream.pool.repeat_interleave(times))
-        return made
-
-    method.streams = evenly  # type: ignore[method-assign]
-
-
-def refreshed(session: Session) -> None:
-    """From here on, batch norm's statistics come from plain images, before each pass over all examples."""
-    train = session.config.train.model_copy(update={"refresh": 4})
-    session.config = session.config.model_copy(update={"train": train})
-
-
-def selected_leave_no_trace(session: Session) -> None:
-    """Batch norm's running statistics come from co-mix alone, not from selected batches (the first of two)."""
-    method = method_of(session)
-    plain = method._selection_losses
-
-    def apart(network: nn.Module, *batches: Tensor) -> list[Tensor]:
-        norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-        logits = []
-        for i, x in enumerate(batches):
-            for norm in norms:
-                norm.momentum = 0.0 if i < len(batches) - 1 else 0.1
-            logits.append(network(x))
-        return logits
-
-    def losses(v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
-        with mock.patch("crosel.methods.crosel.apart", apart):
-            return plain(v, batches, generator)
-
-    method._selection_losses = losses  # type: ignore[method-assign]
-
-
-def aligned(session: Session) -> None:
-    """Targets are divided by their running mean, so that no class is forgotten: over time all are equally frequent."""
-    method = method_of(session)
-    plain, k = method._mixed_views, method.candidates.shape[1]
-    means = {id(network): torch.full((k,), 1 / k) for network in method.networks}
-
-    def mixed_views(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        mean = means[id(network)]
-
-        def targets(logits: Tensor, candidates: Tensor, temperature: float | Tensor) -> Tensor:
-            now = comix_targets(logits, candidates, 1.0).mean(dim=0)
-            mean.mul_(0.99).add_(now, alpha=0.01)
-            return comix_targets(logits - mean.log(), candidates, temperature)
-
-        with mock.patch("crosel.methods.crosel.comix_targets", targets):
-            return plain(network, batch, generator)
-
-    method._mixed_views = mixed_views  # type: ignore[method-assign]
-
-
-def no_comix(session: Session) -> None:
-    """The warm-up continues to the end."""
-    method_of(session).warmup = session.config.train.epochs
-
-
-def only(count: int, classes: int) -> Callable[[Session], None]:
-    """Of network 2 so many are selected, rightly, of the first classes; of network 1 nothing. So network 1 alone learns
-    from what is selected, and network 2 shows what becomes of one that does not."""
-
-    def change(session: Session) -> None:
-        method = method_of(session)
-        assert session.data.y is not None
-        y, plain = torch.from_numpy(session.data.y), method.end_epoch
-        few = torch.cat([(y == c).nonzero().squeeze(1)[: count // classes] for c in range(1, classes + 1)])
-
-        def put() -> None:
-            method.selected.zero_()
-            method.selected[1, few], method.labels[1, few] = True, y[few].int()
-
-        def end_epoch(epoch: int) -> None:
-            plain(epoch)
-            put()
-
-        put()
-        method.end_epoch = end_epoch  # type: ignore[method-assign]
-
-    return change
-
-
-def both(*changes: Callable[[Session], None]) -> Callable[[Session], None]:
-    def change(session: Session) -> None:
-        for one in changes:
-            one(session)
-
-    return change
 
 
 Arm = tuple[tuple[str, ...], Callable[[Session], None] | None]

@@ -12,24 +12,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
+from changes import missing_rows, own_share, strong_bank, targets_of_the_other
 from record import Arguments, add, chosen, end_with, read, some
-from sureness import method_of
-from torch import Tensor, nn
 
 from crosel.bench.suite import expand, read_suite
 from crosel.build import build_session, resolve
 from crosel.data import draw_candidates, load
-from crosel.devices import computing, pick_device
+from crosel.devices import pick_device
 from crosel.environment import environment
-from crosel.methods.base import Batch, Stream
-from crosel.methods.crosel import dynamic_weight, ramp
 from crosel.session import Session
 from crosel.train import fit
 
@@ -41,80 +36,6 @@ KEPT = (
 
 
 def unchanged(session: Session) -> None: ...
-
-
-def strong_bank(session: Session) -> None:
-    """The bank sees strong views, as in the released code for SVHN."""
-    method, plain = method_of(session), method_of(session).observe
-    generator = torch.Generator(session.device).manual_seed(session.config.seed)
-
-    def observe(rows: slice, outputs: Tensor) -> None:
-        index = torch.arange(rows.start, rows.stop, device=session.device)
-        views = session.train.batches({"all": index}, {"all": Stream(("strong",))}, generator)["all"]
-        with computing(session.config, session.device):
-            plain(rows, method.outputs(views["strong"]).float())
-
-    method.observe = observe  # type: ignore[method-assign]
-
-
-def missing_rows(session: Session) -> None:
-    """The bank is filled through a shuffled loader that drops its last batch: the rest stays zero for an epoch."""
-    method, plain = method_of(session), method_of(session).end_epoch
-    generator = torch.Generator().manual_seed(session.config.seed)
-
-    def end_epoch(epoch: int) -> None:
-        for bank in method.banks:
-            left_out = torch.randperm(session.data.n, generator=generator)[: session.data.n % session.batch_size]
-            bank.labels[-1, left_out], bank.confidence[-1, left_out] = 0, 0.0
-        plain(epoch)
-
-    method.end_epoch = end_epoch  # type: ignore[method-assign]
-
-
-class OneLane:
-    """In place of `Lanes`: one network after the other, for each also passes through the other."""
-
-    def __init__(self, device: torch.device) -> None: ...
-
-    @contextmanager
-    def lane(self, number: int) -> Iterator[None]:
-        yield
-
-    def join(self) -> None: ...
-
-
-def targets_of_the_other(session: Session) -> None:
-    """A network's targets come from the other network: not only the selection crosses."""
-    method = method_of(session)
-    plain, (first, second) = method._mixed_views, method.networks
-    mock.patch("crosel.methods.crosel.Lanes", OneLane).start()  # until the run ends
-
-    def mixed_views(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return plain(second if network is first else first, batch, generator)
-
-    method._mixed_views = mixed_views  # type: ignore[method-assign]
-
-
-def own_share(session: Session) -> None:
-    """λ_d follows from the share that a network itself learns with one label, not from the mean of both."""
-    method = method_of(session)
-    begin, losses, s = method.begin_epoch, method._selection_losses, method.settings
-    own = [torch.zeros((), device=session.device) for _ in method.networks]
-
-    def begin_epoch(epoch: int) -> None:
-        begin(epoch)
-        lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, method._progress(epoch))
-        for value, learnt in zip(own, method._learnt(), strict=True):
-            value.fill_(dynamic_weight(learnt.float().mean().item(), lambda_cr))
-
-    def selection_losses(v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
-        mean, method.lambda_d = method.lambda_d, own[v]
-        try:
-            return losses(v, batches, generator)
-        finally:
-            method.lambda_d = mean
-
-    method.begin_epoch, method._selection_losses = begin_epoch, selection_losses  # type: ignore[method-assign]
 
 
 ARMS: dict[str, Callable[[Session], None]] = {

@@ -356,12 +356,11 @@ def refuse_changes(old: RunConfig, new: RunConfig, what: str, remedy: str) -> No
 
 def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> tuple[str, Any, Any] | None:
     """Of settings by their dotted names, but for those that are free to differ."""
-    # Name what somebody changed, not what follows from it: when the first of these differ, so do many others; the last
-    # follow from the rest where nobody gave them.
-    first = ("source", "method.name", "train.epochs")
-    last = ("method.ramp", "method.lambda_cr_start", "method.temperature_start")
-    order = {name: place for place, name in enumerate((*first, None, *last))}
-    for name in sorted((was.keys() | now.keys()) - free, key=lambda name: (order.get(name, len(first)), name)):
+    telling = ("source", "method.name", "train.epochs")  # when these differ, so do many others
+    # Then as they are declared: a default that follows from other settings comes after them.
+    for name in sorted([*now, *(was.keys() - now.keys())], key=lambda name: name not in telling):
+        if name in free:
+            continue
         if was.get(name) != now.get(name):
             return name, was.get(name), now.get(name)
     return None

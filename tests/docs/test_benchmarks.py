@@ -17,7 +17,7 @@ from _blocks import ROOT
 
 from crosel.errors import UserError
 
-SHARED = {"record.py", "sureness.py"}  # what benchmarks use, and nobody runs
+SHARED = {"changes.py", "record.py", "sureness.py"}  # what benchmarks use, and nobody runs
 BENCHMARKS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if path.name not in SHARED)
 ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 

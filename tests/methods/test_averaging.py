@@ -259,7 +259,7 @@ def test_averaged_weights_get_the_statistics_that_go_with_them(
     assert check.seen == [0, 0, 0, 0]
 
 
-def same_bits(one: Session, other: Session, prefix: str = "") -> None:
+def assert_same_bits(one: Session, other: Session, prefix: str = "") -> None:
     tensors, others = one.state()[0], other.state()[0]
     names = [name for name in tensors if name.startswith(prefix)]
     assert names == [name for name in others if name.startswith(prefix)] != []
@@ -277,7 +277,7 @@ def test_training_is_the_same_with_an_average_and_however_often_it_is_evaluated(
         averaged = session(method, average=0.9, refresh=refresh, eval_batch_size=16, evaluate_every=every)
         fit(averaged)
         for part in ("method.", "momentum.", "generator"):
-            same_bits(plain, averaged, part)
+            assert_same_bits(plain, averaged, part)
 
 
 @pytest.mark.parametrize("asked", [3, 6, 5], ids=["first epoch", "second epoch", "between epochs"])
@@ -300,7 +300,7 @@ def test_a_stopped_run_predicts_well_and_goes_on_to_the_same_bits(asked: int) ->
     tensors, state = stopped.state()
     resumed.restore(Checkpoint({name: t.clone() for name, t in tensors.items()}, state))
     fit(resumed, (check,))
-    same_bits(unbroken, resumed)
+    assert_same_bits(unbroken, resumed)
 
 
 def test_nothing_but_batch_norm_is_in_training_mode_for_it() -> None:

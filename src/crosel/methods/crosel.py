@@ -155,6 +155,7 @@ class CroSelSettings(MethodSettings):
     average: Literal["logits", "probabilities"] = Field(
         "logits", description="what is averaged over the networks to predict"
     )
+    gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins; default: γ itself")
     ramp: int | None = Field(
         None,
         ge=0,
@@ -172,7 +173,6 @@ class CroSelSettings(MethodSettings):
         ge=0,
         description="λ_cr when selection begins; default: 1, or λ_cr itself if it is smaller; set to null: λ_cr itself",
     )
-    gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins; default: γ itself")
     outside: Literal["keep", "drop", "take"] = Field(
         "keep",
         description="examples whose set seems to miss the true label: keep as they are, drop, or take the new label",
@@ -187,7 +187,8 @@ class CroSelSettings(MethodSettings):
         gentle = {"temperature_start": self.temperature < 1, "lambda_cr_start": self.lambda_cr > 1}
         starts = {name: 1.0 for name, moves in gentle.items() if ramp and moves and name not in self.model_fields_set}
         filled = self.model_copy(update={"warmup": warmup, "ramp": ramp, **starts})
-        return filled if self.ramp or filled._starts() else filled.model_copy(update={"ramp": 0})
+        nothing_moves = self.ramp is None and not filled._starts()
+        return filled.model_copy(update={"ramp": 0}) if nothing_moves else filled
 
     def _starts(self) -> list[str]:
         names = ("gamma_start", "lambda_cr_start", "temperature_start")
