@@ -27,6 +27,7 @@ demo: $(VENV)/ready
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/ready-dev
 	$(BIN)/mypy

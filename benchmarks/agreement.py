@@ -45,13 +45,13 @@ import torch
 from record import Arguments, count, end_with, save
 from speed import EPOCH, FAST, PLAIN, Steps, begin, images, on_device
 
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
-from crosel.devices import pick_device
 from crosel.errors import tell
-from crosel.session import Session
-from crosel.train import learning_rate
+from crosel.training.build import build_session, resolve
+from crosel.training.devices import pick_device
+from crosel.training.session import Session
+from crosel.training.trainer import learning_rate
 
 SEEDS = (0, 1, 2)
 METHODS = ("crosel", "cc")
@@ -94,7 +94,7 @@ class Walk:
         sums = self.steps.session.progress.sums
         for total in sums.values():
             total.zero_()
-        with nullcontext() if self.joined else mock.patch("crosel.nets._norms_know_parts", return_value=False):
+        with nullcontext() if self.joined else mock.patch("crosel.nn.networks._norms_know_parts", return_value=False):
             self.steps(i, lr)
         return float(sums["loss"])
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from record import Arguments, add, end_with, read, some
 
-from crosel.devices import pick_device
-from crosel.environment import environment
 from crosel.errors import UserError
 from crosel.methods.crosel import average_outputs
-from crosel.run import load_run
-from crosel.train import predict_chunks
+from crosel.runs.environment import environment
+from crosel.runs.folder import load_run
+from crosel.training.devices import pick_device
+from crosel.training.trainer import predict_chunks
 
 
 def measure(run: Path, data: Path | None, device: str) -> dict[str, Any]:

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from record import Arguments, count, end_with, save
 
-from crosel.bank import MemoryBank
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
-from crosel.devices import pick_device
-from crosel.train import fit
+from crosel.methods.bank import MemoryBank
+from crosel.training.build import build_session, resolve
+from crosel.training.devices import pick_device
+from crosel.training.trainer import fit
 
 IMAGENET, CLASSES, CHUNK = 1_281_167, 1000, 8192
 

@@ -11,10 +11,10 @@ import torch
 from sureness import method_of
 from torch import Tensor, nn
 
-from crosel.devices import computing
 from crosel.methods.base import Batch, Stream
 from crosel.methods.crosel import comix_targets, dynamic_weight, ramp
-from crosel.session import Session
+from crosel.training.devices import computing
+from crosel.training.session import Session
 
 
 def true_targets(session: Session) -> None:

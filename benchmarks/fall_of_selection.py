@@ -42,17 +42,17 @@ from record import Arguments, add, chosen, count, end_with, read, seeds, some
 from sureness import calibration, criteria, method_of, pressure, views
 from torch import Tensor, nn
 
-from crosel.build import build_session, resolve
-from crosel.checkpoint import Checkpoint
-from crosel.compute.casts import Conv2d
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
-from crosel.environment import environment
 from crosel.errors import Interrupted
 from crosel.methods.crosel import average_outputs
-from crosel.nets import ResidualNetwork
-from crosel.session import Session
-from crosel.train import fit, predict_chunks
+from crosel.nn.casts import Conv2d
+from crosel.nn.networks import ResidualNetwork
+from crosel.runs.environment import environment
+from crosel.training.build import build_session, resolve
+from crosel.training.checkpoint import Checkpoint
+from crosel.training.session import Session
+from crosel.training.trainer import fit, predict_chunks
 
 TRAINED, HELD_OUT = 10_000, 2_000
 

@@ -21,12 +21,12 @@ from changes import missing_rows, own_share, strong_bank, targets_of_the_other
 from record import Arguments, add, chosen, end_with, read, some
 
 from crosel.bench.suite import expand, read_suite
-from crosel.build import build_session, resolve
 from crosel.data import draw_candidates, load
-from crosel.devices import pick_device
-from crosel.environment import environment
-from crosel.session import Session
-from crosel.train import fit
+from crosel.runs.environment import environment
+from crosel.training.build import build_session, resolve
+from crosel.training.devices import pick_device
+from crosel.training.session import Session
+from crosel.training.trainer import fit
 
 KEPT = (
     "epoch", "phase", "test_accuracy", "test_accuracy_1", "test_accuracy_2", "selection_ratio", "selection_ratio_1",

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from record import Arguments, end_with, save
 
-from crosel.bank import confidence_is_high, label_is_candidate, label_is_stable
 from crosel.config import check_config
 from crosel.data import draw_candidates
 from crosel.errors import UserError
-from crosel.outcome import read_selection
-from crosel.run import load_data
-from crosel.yaml_files import read_yaml
+from crosel.methods.bank import confidence_is_high, label_is_candidate, label_is_stable
+from crosel.runs.folder import load_data
+from crosel.runs.outcome import read_selection
+from crosel.utils.yaml_files import read_yaml
 
 GAMMAS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.0)
 

@@ -34,7 +34,7 @@ def peak_mib() -> float:
 def measure(text: str, n: int, k: int) -> dict[str, Any]:
     import numpy as np
 
-    from crosel.candidates import apply_rule, parse_rule
+    from crosel.data.candidates import apply_rule, parse_rule
 
     labels = np.arange(n) % k
     scores = None
@@ -75,7 +75,7 @@ def main() -> None:
         "python": platform.python_version(), "load_average": round(os.getloadavg()[0], 2), "rules": rows,
     }  # fmt: skip
     if args.out is not None:
-        from crosel.files import atomic_write
+        from crosel.utils.files import atomic_write
 
         args.out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(args.out, json.dumps(result, indent=2) + "\n")

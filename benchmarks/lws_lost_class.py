@@ -25,13 +25,13 @@ from record import Arguments, add, chosen, end_with, read, seeds, some
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
-from crosel.environment import environment
 from crosel.methods import lws
-from crosel.session import Session
-from crosel.train import fit, predict_chunks
+from crosel.runs.environment import environment
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
+from crosel.training.trainer import fit, predict_chunks
 
 LOST = 0.1
 

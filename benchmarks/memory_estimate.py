@@ -24,17 +24,17 @@ import numpy as np
 import torch
 from record import Arguments, count, end_with, save
 
-from crosel.build import build_session, resolve
-from crosel.candidates import uniform
 from crosel.config import build_config
+from crosel.data.candidates import uniform
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.text import read_json
-from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.memory import budget, gib, libraries
-from crosel.session import Session
-from crosel.stepper import Stepper
-from crosel.train import draw_epoch, finish_epoch
+from crosel.training.build import build_session, resolve
+from crosel.training.devices import pick_device
+from crosel.training.memory import budget, gib, libraries
+from crosel.training.session import Session
+from crosel.training.step import Stepper
+from crosel.training.trainer import draw_epoch, finish_epoch
 
 FAST: dict[str, Any] = {"bf16": True, "fused": True, "cuda_graphs": True}
 PLAIN: dict[str, Any] = {"bf16": False, "fused": False, "cuda_graphs": False}

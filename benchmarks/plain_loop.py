@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from record import Arguments, end_with, save
 
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
-from crosel.session import Session
-from crosel.stepper import Stepper
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
+from crosel.training.step import Stepper
 
 STEPS, TURNS = 21, 60  # an epoch of digits has 21 whole batches
 

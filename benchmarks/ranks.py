@@ -39,11 +39,11 @@ def measure(world: Any, case: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from crosel.build import build_session, resolve
-    from crosel.candidates import uniform
     from crosel.config import build_config
+    from crosel.data.candidates import uniform
     from crosel.data.dataset import Dataset
-    from crosel.train import fit
+    from crosel.training.build import build_session, resolve
+    from crosel.training.trainer import fit
 
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (case["n"], 3, case["side"], case["side"]), dtype=np.uint8)
@@ -100,7 +100,7 @@ def worker(rank: int, size: int, meet: str, rounds: int) -> None:
     """Run all cases, in turn on rank 0 alone (the others wait) and on all ranks. Rank 0 prints the results."""
     import torch
 
-    from crosel.distributed import ONE, connected
+    from crosel.utils.distributed import ONE, connected
 
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[Any]]] = {name: {"1": [], str(size): []} for name in CASES}
@@ -118,7 +118,7 @@ def worker(rank: int, size: int, meet: str, rounds: int) -> None:
 def cycle(rank: int, size: int, meet: str) -> None:
     import torch
 
-    from crosel.distributed import connected
+    from crosel.utils.distributed import connected
 
     with connected(rank, size, torch.device("cpu"), f"file://{meet}") as world:
         assert int(world.sum(torch.tensor(rank + 1))) == size * (size + 1) // 2
@@ -176,7 +176,7 @@ def main() -> None:
         print(f"{a.cycles} cycles of 2 ranks, {len(bad)} ended badly {bad or ''}".rstrip())
         raise SystemExit(bool(bad))
     else:
-        from crosel.environment import environment
+        from crosel.runs.environment import environment
 
         result = {
             "cases": benchmark(a.rounds), "cores": os.cpu_count(), "machine": platform.machine(),

@@ -24,7 +24,7 @@ from record import Arguments, count, end_with
 
 from crosel.data import DataSettings, load
 from crosel.data.images import workers
-from crosel.files import atomic_write
+from crosel.utils.files import atomic_write
 
 
 def timed(source: Path | str, data_dir: Path | None = None, **settings: Any) -> tuple[float, int]:

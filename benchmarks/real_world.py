@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from record import Arguments, add, end_with
 
-from crosel import metrics
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import Dataset, DataSettings, load
 from crosel.data.dataset import hold_out
 from crosel.data.text import json_objects
 from crosel.errors import UserError
-from crosel.labels import label_table
-from crosel.train import fit, predicted_probabilities
+from crosel.runs.labels import label_table
+from crosel.training import metrics
+from crosel.training.build import build_session, resolve
+from crosel.training.trainer import fit, predicted_probabilities
 
 ASKED = ("set", "split", "method", "settings")  # of a trial; the rest is what came out
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from crosel.errors import UserError, did_you_mean
-from crosel.files import atomic_write
+from crosel.utils.files import atomic_write
 
 
 class Arguments(argparse.ArgumentParser):
@@ -57,7 +57,7 @@ def save(result: dict[str, Any], out: Path | None) -> None:
     if out is None:
         print(json.dumps(result, indent=1))
         return
-    from crosel.environment import environment  # imports torch, which benchmarks of little memory must not
+    from crosel.runs.environment import environment  # imports torch, which benchmarks of little memory must not
 
     record = {**environment(["python", *sys.argv]), "load": round(os.getloadavg()[0], 1), **result}
     out.parent.mkdir(parents=True, exist_ok=True)

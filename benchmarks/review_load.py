@@ -31,9 +31,9 @@ TOKEN = "load"
 
 
 def examples(n: int, k: int) -> Any:
-    from crosel.labels import FLAGS
-    from crosel.outcome import SavedSelection
     from crosel.review.examples import Examples
+    from crosel.runs.labels import FLAGS
+    from crosel.runs.outcome import SavedSelection
 
     draw = np.random.default_rng(0)
     p = draw.dirichlet(np.full(k, 0.2), n).astype(np.float16)

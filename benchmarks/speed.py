@@ -21,15 +21,15 @@ import torch
 from record import Arguments, count, end_with, save
 from torch.utils.flop_counter import FlopCounterMode
 
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import make_dataset
-from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.session import Session
-from crosel.stepper import Stepper
-from crosel.train import finish_epoch
+from crosel.training.build import build_session, resolve
+from crosel.training.devices import pick_device
+from crosel.training.session import Session
+from crosel.training.step import Stepper
+from crosel.training.trainer import finish_epoch
 
 FAST = {"bf16": True, "fused": True, "cuda_graphs": True}
 PLAIN = {"bf16": False, "fused": False, "cuda_graphs": False}

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crosel.averaging import refresh_statistics
-from crosel.losses import cc_loss, soft_cross_entropy
 from crosel.methods.base import Batch, Stream
 from crosel.methods.crosel import CroSel, comix_targets, mix, mixing_weight, selected_loss
-from crosel.session import Session
+from crosel.methods.losses import cc_loss, soft_cross_entropy
+from crosel.training.ema import refresh_statistics
+from crosel.training.session import Session
 
 
 def method_of(session: Session) -> CroSel:

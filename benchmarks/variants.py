@@ -18,9 +18,9 @@ import torch
 from record import Arguments, end_with, save
 from speed import FAST, Steps, images, open_session, seconds
 
-from crosel.compute.lanes import Lanes
 from crosel.data import Dataset
-from crosel.devices import pick_device
+from crosel.nn.streams import Lanes
+from crosel.training.devices import pick_device
 
 TURNS, STEPS = 7, 20
 FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the name says what is off

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crosel.bench import expand, read_suite
-from crosel.build import left_to_data
+from crosel.bench.tables import Estimate, Run, collect, estimate, main_figures
+from crosel.bench.tables.build import group
+from crosel.bench.tables.collect import deciding
+from crosel.bench.tables.paper import Figure, figures, reference, whole_method
+from crosel.bench.tables.render import estimate_text
 from crosel.config import RunConfig, build_config, dotted
-from crosel.run import first_difference
-from crosel.tables import Estimate, Run, collect, estimate, main_figures
-from crosel.tables.build import group
-from crosel.tables.collect import deciding
-from crosel.tables.paper import Figure, figures, reference, whole_method
-from crosel.tables.render import estimate_text
+from crosel.runs.folder import first_difference
+from crosel.training.build import left_to_data
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "rows.md"

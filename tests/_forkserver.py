@@ -24,14 +24,14 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-import crosel.cli
-import crosel.commands.evaluate
-import crosel.commands.predict
+import crosel.cli.app
+import crosel.cli.evaluate
+import crosel.cli.predict
 import crosel.config
 import crosel.data.npz
 import crosel.methods
-import crosel.pipeline
-import crosel.run
+import crosel.runs.folder
+import crosel.runs.pipeline
 
 
 def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None, tell: str = "") -> None:
@@ -74,13 +74,13 @@ def child(request: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["crosel", *request["argv"]]
     if request["behind"] is not None:
-        crosel.run.writes_behind = lambda device: True
-        set_trap("crosel.checkpoint:write", seconds=request["behind"])
+        crosel.runs.folder.writes_behind = lambda device: True
+        set_trap("crosel.training.checkpoint:write", seconds=request["behind"])
     if request["trap"]:
         set_trap(**request["trap"])
     code = 0
     try:
-        crosel.cli.main()
+        crosel.cli.app.main()
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:

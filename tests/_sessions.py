@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from _support import PAPER_SETS, small_arrays
 
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.methods import methods
-from crosel.session import Session
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
 
 NAMES = list(methods())
 CPU = torch.device("cpu")

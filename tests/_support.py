@@ -33,7 +33,7 @@ def _show_warning(message: Any, category: Any, filename: str, lineno: int, file:
 
 def run_cli(*args: object) -> Result:
     """Call the command line as the `crosel` script does. A traceback counts as exit code 1, as in a process."""
-    from crosel.cli import main
+    from crosel.cli.app import main
 
     out, err, code = io.StringIO(), io.StringIO(), 0
     old = sys.argv
@@ -59,7 +59,7 @@ def small_arrays(n: int = 96, images: bool = True, seed: int = 0, test: int = 64
     """Real digits with candidate sets, few enough for an epoch in milliseconds: x, candidates, y, x_test, y_test."""
     from sklearn.datasets import load_digits
 
-    from crosel.candidates import uniform
+    from crosel.data.candidates import uniform
 
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))[: n + test]

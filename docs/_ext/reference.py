@@ -17,7 +17,7 @@ _MARK = re.compile(r"^<!-- reference: (\w+) -->$", re.M)
 
 def commands() -> str:
     """Every verb with its arguments and options."""
-    from crosel.cli import app
+    from crosel.cli.app import app
 
     return "\n".join(_command(typer.main.get_command(app), "crosel"))
 
@@ -60,7 +60,7 @@ def _default(parameter: Any) -> str:
 
 def settings() -> str:
     """Every setting that `--set` and YAML files know, section by section, methods last."""
-    from crosel.commands.info import settings_by_section
+    from crosel.cli.info import settings_by_section
 
     return "\n".join(_section(title, list(map(_row, rows))) for title, rows in settings_by_section().items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """Import the estimators on first use: torch takes seconds to load, `crosel --help` must not wait for it."""
     if name in ("CroSelClassifier", "PartialLabelClassifier"):
-        from crosel import estimator
-
-        return getattr(estimator, name)
+        return getattr(import_module("crosel.estimator"), name)
     raise AttributeError(f"module 'crosel' has no attribute {name!r}")
 
 

@@ -14,11 +14,11 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_va
 from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError, counted, did_you_mean
-from crosel.limits import one_line
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
-from crosel.nets import NetworkSettings
-from crosel.settings import Settings
-from crosel.yaml_files import parse_yaml, read_yaml
+from crosel.nn.networks import NetworkSettings
+from crosel.utils.limits import one_line
+from crosel.utils.settings import Settings
+from crosel.utils.yaml_files import parse_yaml, read_yaml
 
 
 class TrainSettings(Settings):

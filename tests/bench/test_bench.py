@@ -35,7 +35,7 @@ from crosel.bench.cells import Watcher
 from crosel.bench.command import failure_lines, list_lines
 from crosel.bench.local import Process, command, devices, last_line, result_of
 from crosel.errors import Interrupted, UserError
-from crosel.run import RunFolder
+from crosel.runs.folder import RunFolder
 
 TINY = {
     "source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3", "network.width": 4,
@@ -122,7 +122,7 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_the_cell(tmp_path: 
 
 @pytest.mark.usefixtures("in_process")
 def test_an_error_of_ours_in_one_cell_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crosel import pipeline
+    from crosel.runs import pipeline
 
     real = pipeline.finish
 

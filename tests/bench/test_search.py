@@ -21,7 +21,7 @@ from crosel.bench.space import Range, parse_search
 from crosel.config import build_config
 from crosel.data import load
 from crosel.errors import Interrupted, UserError
-from crosel.run import load_run
+from crosel.runs.folder import load_run
 
 pytest.importorskip("optuna")
 SPACE = {"train.lr": {"low": 0.01, "high": 0.2, "log": True}, "method.view": ["weak", "plain"]}

@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosel.tables import estimate, paired_t_test
+from crosel.bench.tables import estimate, paired_t_test
 
 shares = st.floats(0, 100, allow_nan=False)
 

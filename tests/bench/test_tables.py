@@ -13,12 +13,12 @@ import pytest
 from _made import make_run
 
 from crosel.bench import expand, read_suite
+from crosel.bench.tables import build, collect, main_figures, make_tables, notes_of, paper, pick_format, render
+from crosel.bench.tables.build import Row, Table
+from crosel.bench.tables.paper import METRICS, Figure
+from crosel.bench.tables.render import escape_latex, escape_markdown, latex_table, markdown_table
+from crosel.bench.tables.statistics import Estimate
 from crosel.errors import UserError
-from crosel.tables import build, collect, main_figures, make_tables, notes_of, paper, pick_format, render
-from crosel.tables.build import Row, Table
-from crosel.tables.paper import METRICS, Figure
-from crosel.tables.render import escape_latex, escape_markdown, latex_table, markdown_table
-from crosel.tables.statistics import Estimate
 
 RESULTS = Path(__file__).parents[2] / "results"
 

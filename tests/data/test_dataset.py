@@ -26,7 +26,7 @@ from crosel.data.npz import read_npz
 from crosel.data.pickles import read_pickle
 from crosel.errors import UserError
 from crosel.methods.base import Stream
-from crosel.tensors import Normaliser, TrainingTensors, draw_indices
+from crosel.training.batches import Normaliser, TrainingTensors, draw_indices
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from crosel.data import DataSettings, draw_candidates
 from crosel.data.csvfile import find_format
 from crosel.data.inputs import read_inputs
 from crosel.errors import UserError
-from crosel.limits import MAX_LINE
+from crosel.utils.limits import MAX_LINE
 
 VOTES = [("t1", "ann", "cat"), ("t2", "ann", "dog"), ("t1", "bob", "dog"), ("t1", "eve", "cat"), ("t2", "bob", "dog")]
 

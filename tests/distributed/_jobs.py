@@ -15,16 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-import crosel.cli
-import crosel.pipeline
-from crosel import checkpoint
-from crosel.build import build_session, resolve
+import crosel.cli.app
+import crosel.runs.pipeline
 from crosel.config import build_config
 from crosel.data.dataset import Dataset
-from crosel.distributed import ONE, World, connected
-from crosel.nets import Classifier
-from crosel.session import Session
-from crosel.train import Row, fit
+from crosel.nn.networks import Classifier
+from crosel.training import checkpoint
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
+from crosel.training.trainer import Row, fit
+from crosel.utils.distributed import ONE, World, connected
 
 CPU = torch.device("cpu")
 
@@ -136,11 +136,11 @@ def command_line(rank: int, size: int, meet: Path, argv: list[str], port: int, k
     if kill and kill["rank"] == rank:
         end_at_step(kill["step"])
     sys.argv = ["crosel", *argv]
-    crosel.cli.main()
+    crosel.cli.app.main()
 
 
 def end_at_step(last: int) -> None:
-    from crosel.stepper import Stepper
+    from crosel.training.step import Stepper
 
     real, steps = Stepper.__call__, 0
 
@@ -168,7 +168,7 @@ def elastic_worker(argv: list[str]) -> None:
         end_at_step(5)
     sys.argv = ["crosel", *argv]
     try:
-        crosel.cli.main()
+        crosel.cli.app.main()
     except SystemExit as end:
         os._exit(int(end.code or 0))
 

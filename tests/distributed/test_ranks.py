@@ -21,11 +21,11 @@ from _support import PAPER_SETS, small_arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from crosel.checkpoint import load_newest
-from crosel.compute.synchronised import synchronise_norms
-from crosel.distributed import ONE, Ranks, connected, joined, launched, share_of
 from crosel.errors import RankLost, UserError
 from crosel.methods import methods
+from crosel.nn.sync_batch_norm import synchronise_norms
+from crosel.training.checkpoint import load_newest
+from crosel.utils.distributed import ONE, Ranks, connected, joined, launched, share_of
 
 TESTS = Path(__file__).resolve().parent.parent
 PATHS = [str(TESTS / "distributed"), str(TESTS), os.environ.get("PYTHONPATH", "")]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from _blocks import ROOT
 
-from crosel import train
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.errors import Interrupted
-from crosel.stepper import Stepper
+from crosel.training import trainer as train
+from crosel.training.build import build_session, resolve
+from crosel.training.step import Stepper
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ import pytest
 import typer
 from _blocks import PAGES, ROOT, SHOWN, Block, Reader, blocks_of, check_output, commands, goes_on_from
 
-from crosel import cli
 from crosel.bench import suites
+from crosel.cli import app as cli
 from crosel.config import build_config
 from crosel.methods import base, methods
 

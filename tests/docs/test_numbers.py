@@ -14,9 +14,9 @@ import pytest
 from _blocks import ROOT, docs_script
 
 from crosel.bench import expand, read_suite
+from crosel.bench.tables import collect
 from crosel.config import build_config, presets
-from crosel.tables import collect
-from crosel.yaml_files import read_yaml
+from crosel.utils.yaml_files import read_yaml
 
 METRICS = ("test_accuracy", "selection_ratio", "oracle_selection_accuracy")
 _SHARE = re.compile(r"(\d+\.\d+) %|(\d+\.\d+) ± \d+\.\d+ %")

@@ -14,7 +14,7 @@ import pytest
 from _blocks import ROOT, docs_script
 from typer.main import get_command
 
-from crosel.cli import app
+from crosel.cli.app import app
 
 LOADED = {("img", "src"), ("script", "src"), ("link", "href"), ("source", "src"), ("iframe", "src"), ("use", "href")}
 

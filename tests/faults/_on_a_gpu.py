@@ -12,10 +12,10 @@ import torch
 from _sessions import make_session
 from _support import CroselCli, Result
 
-from crosel.candidates import uniform
+from crosel.data.candidates import uniform
 from crosel.data.dataset import Dataset, make_dataset
-from crosel.session import Session
-from crosel.train import fit
+from crosel.training.session import Session
+from crosel.training.trainer import fit
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 GPU = torch.device("cuda")

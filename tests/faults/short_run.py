@@ -25,7 +25,7 @@ SETTINGS = ("--set", "train.epochs=2", "--set", "network.width=4", "--candidates
 
 
 def crosel(*args: object) -> str:
-    from crosel.cli import main
+    from crosel.cli.app import main
 
     old, sys.argv = sys.argv, ["crosel", *map(str, args)]
     out, err = io.StringIO(), io.StringIO()
@@ -45,7 +45,7 @@ def everything(folder: Path) -> dict[str, float]:
     from sklearn.datasets import load_digits
 
     from crosel import CroSelClassifier
-    from crosel.candidates import uniform
+    from crosel.data.candidates import uniform
     from crosel.methods.base import methods
 
     x, y = load_digits(return_X_y=True)

@@ -14,13 +14,13 @@ from _runs import checkpoints, metrics
 from _sessions import NAMES, bits, different, make_session, small_data
 from _support import CroselCli, small_arrays
 
-from crosel import finite
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged
-from crosel.finite import diverged
 from crosel.methods.base import Losses
-from crosel.session import Session
-from crosel.train import draw_epoch, fit
+from crosel.training import finite
+from crosel.training.finite import diverged
+from crosel.training.session import Session
+from crosel.training.trainer import draw_epoch, fit
 
 STEPS = 3  # 96 examples in batches of 32
 
@@ -87,7 +87,7 @@ def test_looks_that_are_read_late_show_the_same(bad_batches: str, monkeypatch: p
     """As on a GPU: each look is read at the next one, the last of an epoch at once."""
     shown = {}
     for late in (False, True):
-        monkeypatch.setattr("crosel.train.reads_late", lambda device, late=late: late)
+        monkeypatch.setattr("crosel.training.trainer.reads_late", lambda device, late=late: late)
         shown[late] = Shown()
         session = make_session("cc", "train.log_every=1", f"train.bad_batches={bad_batches}")
         if bad_batches == "skip":
@@ -100,7 +100,7 @@ def test_looks_that_are_read_late_show_the_same(bad_batches: str, monkeypatch: p
 
 
 def test_a_bad_loss_that_is_read_late_is_of_the_step_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosel.train.reads_late", lambda device: True)
+    monkeypatch.setattr("crosel.training.trainer.reads_late", lambda device: True)
     session, shown = make_session("crosel", "train.log_every=1"), Shown()
     spoil(session, {STEPS})
     with pytest.raises(Diverged, match="at step 1 of 3 of epoch 2; "):

@@ -14,9 +14,9 @@ import torch
 from _sessions import NAMES, bits, different, make_session
 from soak.threads import TOLERANCE
 
-from crosel.checkpoint import Checkpoint
-from crosel.session import Session
-from crosel.train import fit, predict_chunks
+from crosel.training.checkpoint import Checkpoint
+from crosel.training.session import Session
+from crosel.training.trainer import fit, predict_chunks
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ import torch
 from _sessions import make_session
 from torch import Tensor
 
-from crosel.compute.forward import Forward
-from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.session import Session
-from crosel.train import predict_chunks
+from crosel.nn.forward import Forward
+from crosel.training.devices import pick_device
+from crosel.training.session import Session
+from crosel.training.trainer import predict_chunks
 
 ROWS = 4
 

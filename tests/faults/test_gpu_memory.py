@@ -19,9 +19,9 @@ from _runs import assert_same_run, metrics
 from _support import CroselCli
 
 from crosel.errors import UserError
-from crosel.memory import budget
-from crosel.stepper import Stepper
-from crosel.train import fit
+from crosel.training.memory import budget
+from crosel.training.step import Stepper
+from crosel.training.trainer import fit
 
 pytestmark = NEEDS_GPU
 
@@ -68,7 +68,7 @@ def test_one_tensor_larger_than_the_card(
     """256 GiB at once: the card itself refuses. The estimate, which would have said so, is left out."""
     (tmp_path / "vast_network.py").write_text(VAST)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("crosel.pipeline.check_budget", lambda session: None)
+    monkeypatch.setattr("crosel.runs.pipeline.check_budget", lambda session: None)
     settings = ("method.name=cc", "network.name=vast_network:network", "train.batch_size=4096", "train.epochs=1")
     source = save(tmp_path / "x.npz", n=4096, side=32)
     result = train(crosel_cli, source, tmp_path / "run", *settings, extra=("--trust-code",))

@@ -8,8 +8,8 @@ import torch
 from _sessions import make_session, small_data
 from torch import Tensor, nn
 
-from crosel.build import build_session
-from crosel.train import fit
+from crosel.training.build import build_session
+from crosel.training.trainer import fit
 
 
 class Gaps(nn.Module):

@@ -11,13 +11,13 @@ import torch
 from _sessions import CPU, NAMES, bits, different, make_session, small_data
 from _support import CroselCli, TinyRun, small_arrays
 
-from crosel import memory
 from crosel.errors import UserError
-from crosel.host_rows import HostRows
-from crosel.limits import gib
-from crosel.memory import Budget, budget, check_budget, free_memory, inputs_stay_on_host
-from crosel.session import Session
-from crosel.train import fit
+from crosel.training import memory
+from crosel.training.host_rows import HostRows
+from crosel.training.memory import Budget, budget, check_budget, free_memory, inputs_stay_on_host
+from crosel.training.session import Session
+from crosel.training.trainer import fit
+from crosel.utils.limits import gib
 
 # --- budgets --------------------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ def test_bfloat16_takes_half_where_it_is_computed_in(monkeypatch: pytest.MonkeyP
     session = make_session("cc", "train.bf16=true")
     on_a_cpu = budget(session)
     assert on_a_cpu == budget(make_session("cc"))
-    monkeypatch.setattr("crosel.devices.in_bfloat16", lambda *_: True)
+    monkeypatch.setattr("crosel.training.devices.in_bfloat16", lambda *_: True)
     assert budget(session).per_example == on_a_cpu.per_example // 2
     assert budget(session).networks == on_a_cpu.networks * 7 // 6, (
         "weights, gradients, momentum, and a cast of the weights"

@@ -30,13 +30,13 @@ from _runs import ENVIRONMENT, assert_same_run
 from _sessions import NAMES
 from _support import CroselCli
 
-from crosel import checkpoint
-from crosel.candidates import uniform
+from crosel.data.candidates import uniform
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged, Interrupted
 from crosel.methods.base import Losses
-from crosel.session import Session
-from crosel.train import draw_epoch, fit, predict_chunks
+from crosel.training import checkpoint
+from crosel.training.session import Session
+from crosel.training.trainer import draw_epoch, fit, predict_chunks
 
 pytestmark = NEEDS_GPU
 SOME = ("crosel", "lws", "pico")

@@ -15,8 +15,8 @@ from _support import CroselCli, TinyRun, small_arrays
 
 from crosel import CroSelClassifier
 from crosel.errors import UserError
-from crosel.out_of_memory import OneLine, in_building, in_passes, in_steps, is_out_of_memory
-from crosel.session import Session
+from crosel.training.session import Session
+from crosel.utils.out_of_memory import OneLine, in_building, in_passes, in_steps, is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from crosel.session import Session
 def test_out_of_memory_is_one_line_with_a_batch_size(
     error: BaseException, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from crosel.stepper import Stepper
+    from crosel.training.step import Stepper
 
     run, real, calls = tmp_path / "run", Stepper.__call__, 0
 
@@ -105,7 +105,7 @@ def test_a_pass_that_runs_out_names_its_own_setting(
     def training_pass(session: Session) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("crosel.train.training_pass", training_pass)
+    monkeypatch.setattr("crosel.training.trainer.training_pass", training_pass)
     result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
     assert result.code == 2
     assert "crosel: out of memory with chunks of 96; try --set train.eval_batch_size=48. " in result.err
@@ -143,7 +143,7 @@ def test_the_estimator_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("crosel.stepper.Stepper.__call__", step)
+    monkeypatch.setattr("crosel.training.step.Stepper.__call__", step)
     data = small_arrays(images=False)
     with pytest.raises(UserError, match=r"out of memory with batches of 32; try --set train.batch_size=16"):
         CroSelClassifier(epochs=2, batch_size=32).fit(data["x"], data["candidates"])

@@ -10,10 +10,10 @@ import pytest
 import torch
 from _on_a_gpu import NEEDS_GPU, RECORDED, session_of
 
-from crosel.compute import lanes
-from crosel.compute.recording import record
 from crosel.errors import UserError
-from crosel.train import fit
+from crosel.nn import lanes
+from crosel.nn.cuda_graphs import record
+from crosel.training.trainer import fit
 
 FORBIDDEN = "CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be …"
 NOT_ENDED = "CUDA error: operation failed due to a previous error during capture"

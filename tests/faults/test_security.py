@@ -24,16 +24,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from crosel import checkpoint
+from crosel.bench.tables.build import Row, Table
+from crosel.bench.tables.render import csv_text
 from crosel.config import build_config
-from crosel.csv_cells import unguard
 from crosel.errors import UserError
-from crosel.outcome import read_archive
-from crosel.redact import without_secrets
-from crosel.run import RunFolder
-from crosel.tables.build import Row, Table
-from crosel.tables.render import csv_text
-from crosel.yaml_files import read_yaml
+from crosel.runs.folder import RunFolder
+from crosel.runs.outcome import read_archive
+from crosel.training import checkpoint
+from crosel.utils.csv_cells import unguard
+from crosel.utils.redact import without_secrets
+from crosel.utils.yaml_files import read_yaml
 
 # --- settings -------------------------------------------------------------------------------------------------------
 

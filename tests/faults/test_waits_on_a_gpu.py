@@ -9,9 +9,9 @@ import torch
 from _on_a_gpu import EAGER, NEEDS_GPU, RECORDED, STEPS, assert_same_bits, session_of, trained
 from _sessions import NAMES
 
-from crosel import train as train_loop
-from crosel.session import Session
-from crosel.train import fit
+from crosel.training import trainer as train_loop
+from crosel.training.session import Session
+from crosel.training.trainer import fit
 
 pytestmark = NEEDS_GPU
 

@@ -19,8 +19,8 @@ import pytest
 from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics, tree
 from _support import CroselCli, TinyRun, small_arrays
 
-from crosel import train
-from crosel.pipeline import StopFlag
+from crosel.runs.pipeline import StopFlag
+from crosel.training import trainer as train
 
 
 def assert_refused(result: tuple[int, str, str], *parts: str) -> None:
@@ -573,7 +573,7 @@ def test_metrics_cannot_be_appended(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("crosel.run._line", full)
+        patch.setattr("crosel.runs.folder._line", full)
         result = crosel_cli(*tiny_run.command, "--out", run)
     assert_refused(result, f"{run / 'metrics.jsonl'}: no space left on the device")
     assert crosel_cli("train", "--resume", "--out", run).code == 0
@@ -594,7 +594,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run, filler = small_disk / "run", small_disk / "filler"
-    trap = {"target": "crosel.run:RunFolder.on_epoch", "call": 1, "when": "after"}
+    trap = {"target": "crosel.runs.folder:RunFolder.on_epoch", "call": 1, "when": "after"}
     assert fork_server.run(*tiny_run.command, "--out", run, trap=trap)[0] == -signal.SIGKILL
     size = checkpoints(run)[-1].stat().st_size
     # From nothing left to room for all but the last file: every write meets the full disk in its turn.
@@ -636,7 +636,7 @@ def test_full_disk_at_the_start(small_disk: Path, tiny_run: TinyRun, fork_server
 
 def test_read_only_disk(small_disk: Path, tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run = small_disk / "run"
-    trap = {"target": "crosel.run:RunFolder.on_epoch", "call": 2, "when": "after"}
+    trap = {"target": "crosel.runs.folder:RunFolder.on_epoch", "call": 2, "when": "after"}
     assert fork_server.run(*tiny_run.command, "--out", run, trap=trap)[0] == -signal.SIGKILL
     before = tree(run)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -682,7 +682,7 @@ def test_folder_cannot_be_made(
 
 def test_folder_removed_underneath(tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 7, "seconds": 0.05}
+    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 7, "seconds": 0.05}
     child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     child.wait_for(lambda: "epoch 1/4" in child.err)
     shutil.rmtree(run)
@@ -696,7 +696,7 @@ def test_folder_removed_underneath(tmp_path: Path, tiny_run: TinyRun, fork_serve
 
 def test_second_process_is_told_at_once(tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 7, "seconds": 60}
+    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 7, "seconds": 60}
     first = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     first.wait_for(lambda: "epoch 1/4" in first.err)
     before = tree(run)

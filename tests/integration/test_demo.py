@@ -13,7 +13,7 @@ from _runs import ENVIRONMENT, ForkServer, arrays, metrics, tree
 from _support import CroselCli
 
 from crosel.errors import UserError
-from crosel.run import RunFolder
+from crosel.runs.folder import RunFolder
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_demo(tmp_path: Path, crosel_cli: CroselCli) -> None:
 
 def test_demo_clears_only_its_own(tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old demo makes way for a new one; a folder of the user's does not."""
-    monkeypatch.setattr("crosel.commands.demo._train_and_compare", lambda out, device: print("trained"))
+    monkeypatch.setattr("crosel.cli.demo._train_and_compare", lambda out, device: print("trained"))
     old, users = tmp_path / "old", tmp_path / "users"
     (old / "crosel/checkpoints").mkdir(parents=True)
     (old / "crosel-demo").touch()

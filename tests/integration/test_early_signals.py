@@ -22,7 +22,7 @@ def swallow(**given):
 wanted, crosel.config.build_config = crosel.config.build_config, swallow
 sys.argv = ["crosel", "train", "digits", "--preset", "demo/digits", "--candidates", "uniform:q=0.3", "--method", "cc",
             "--out", sys.argv[1]]
-from crosel.cli import main
+from crosel.cli.app import main
 main()
 """
 

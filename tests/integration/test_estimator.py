@@ -30,8 +30,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from crosel import CroSelClassifier, PartialLabelClassifier, UserError
-from crosel.candidates import uniform
 from crosel.config import build_config
+from crosel.data.candidates import uniform
 from crosel.estimator import History
 from crosel.estimator.inputs import read_candidates
 from crosel.methods import methods

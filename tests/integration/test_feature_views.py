@@ -8,7 +8,7 @@ import torch
 from crosel.augment import AugmentSettings, make_views
 from crosel.data.dataset import make_dataset
 from crosel.methods.base import Stream
-from crosel.tensors import Normaliser, TrainingTensors
+from crosel.training.batches import Normaliser, TrainingTensors
 
 
 def strong_view(x: np.ndarray) -> torch.Tensor:

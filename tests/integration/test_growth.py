@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from crosel.bank import MemoryBank
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.chunks import open_inputs
 from crosel.data.dataset import make_dataset
-from crosel.session import Session
-from crosel.train import fit
+from crosel.methods.bank import MemoryBank
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
+from crosel.training.trainer import fit
 
 CPU = torch.device("cpu")
 

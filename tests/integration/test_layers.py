@@ -13,7 +13,7 @@ SOURCE = Path(crosel.__file__).parent
 
 
 def imports(path: Path) -> set[str]:
-    """Modules that a file names in its imports, those inside functions too: `crosel.train`, `torch.nn`, …"""
+    """Modules that a file names in its imports, those inside functions too: `crosel.training.trainer`, `torch.nn`, …"""
     out: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

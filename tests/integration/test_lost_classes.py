@@ -17,7 +17,7 @@ from _support import CroselCli, small_arrays
 from torch import Tensor, nn
 
 from crosel import PartialLabelClassifier
-from crosel.labels import remarks_on_classes
+from crosel.runs.labels import remarks_on_classes
 
 LINE = re.compile(r"^hardly predicted: .*$", re.MULTILINE)
 # A network that learns all classes but 3, which nothing can bring back.

@@ -13,10 +13,6 @@ from _support import CroselCli, TinyRun, small_arrays
 from PIL import Image
 
 from crosel.config import build_config
-from crosel.devices import pick_device
-from crosel.labels import label_table
-from crosel.outcome import read_predictions, read_selection, write_predictions
-from crosel.pipeline import train_run
 from crosel.report import raster, run_figures, write_report
 from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
 from crosel.report.curves import Chart, Reliability, Series, calibration_figure, line_figure
@@ -26,8 +22,12 @@ from crosel.report.gather import gather
 from crosel.report.palette import DARK, LIGHT
 from crosel.report.run_figures import principal_components
 from crosel.report.tables import confusion_counts
-from crosel.run import RunFolder
-from crosel.session import Session
+from crosel.runs.folder import RunFolder
+from crosel.runs.labels import label_table
+from crosel.runs.outcome import read_predictions, read_selection, write_predictions
+from crosel.runs.pipeline import train_run
+from crosel.training.devices import pick_device
+from crosel.training.session import Session
 
 EXPECTED = {
     "accuracy", "selection", "losses", "lambda", "covering", "learning-rate", "set-sizes", "confidence", "calibration",
@@ -204,7 +204,7 @@ def test_probabilities_are_kept_where_they_are_not_too_large(tmp_path: Path, mon
 
     session = make_session("proden")  # 96 examples of 10 classes, and 64 to test
     for cells, names in ((960, ["train", "test", "y_test"]), (959, ["test", "y_test"]), (639, [])):
-        monkeypatch.setattr("crosel.outcome.CELLS", cells)
+        monkeypatch.setattr("crosel.runs.outcome.CELLS", cells)
         assert kept(session) == ["predicted", *names]
     monkeypatch.undo()
     assert kept(make_session("proden", data=small_data(x_test=None, y_test=None))) == ["predicted", "train"]

@@ -20,20 +20,20 @@ from _support import CroselCli, TinyRun, small_arrays
 from PIL import Image
 
 from crosel import UserError
-from crosel.build import resolve
 from crosel.config import build_config
-from crosel.console import duration
 from crosel.data import load
 from crosel.data.dataset import make_dataset
-from crosel.devices import pick_device
-from crosel.environment import hardware
 from crosel.methods import methods
-from crosel.pipeline import train_run
 from crosel.report import write_report
 from crosel.report.axes import epoch_ticks, number, ticks
 from crosel.report.curves import Chart, Series, line_figure
 from crosel.report.pictures import png, thumbnail
-from crosel.run import RunFolder
+from crosel.runs.environment import hardware
+from crosel.runs.folder import RunFolder
+from crosel.runs.pipeline import train_run
+from crosel.training.build import resolve
+from crosel.training.devices import pick_device
+from crosel.utils.console import duration
 
 VOID = {"meta", "link", "img", "br"}
 NASTY = ["<script>alert(1)</script>", 'a" onload="x', "b|c&amp;'d"]

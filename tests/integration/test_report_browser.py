@@ -12,10 +12,10 @@ from _browser import CONTRAST, CUT, Visit, axe_faults
 from _support import TinyRun, small_arrays
 
 from crosel.config import build_config
-from crosel.devices import pick_device
-from crosel.pipeline import train_run
 from crosel.report import write_report
-from crosel.run import RunFolder
+from crosel.runs.folder import RunFolder
+from crosel.runs.pipeline import train_run
+from crosel.training.devices import pick_device
 
 LONG = "a_very_long_name_" + "of_a_class_" * 6
 

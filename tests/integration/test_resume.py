@@ -22,12 +22,12 @@ from _runs import ENVIRONMENT, ForkServer, arrays, assert_same_run, checkpoints,
 from _sessions import make_session
 from _support import CroselCli, Result, TinyRun, small_arrays
 
-from crosel import checkpoint
 from crosel.config import build_config
 from crosel.errors import UserError
-from crosel.pipeline import StopFlag
-from crosel.run import RunFolder
-from crosel.session import Progress, Session
+from crosel.runs.folder import RunFolder
+from crosel.runs.pipeline import StopFlag
+from crosel.training import checkpoint
+from crosel.training.session import Progress, Session
 
 STEPS = 6  # of an epoch of the tiny run: 96 examples in batches of 16
 
@@ -124,7 +124,7 @@ def test_stopped_again_and_again(tiny_run: TinyRun, tmp_path: Path, stopper: Sto
 def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
     here = "a step of the third epoch\n"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
+    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     child.wait_for(lambda: here in child.err)
     child.signal(number)
@@ -140,7 +140,7 @@ def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, for
 
 def test_second_ctrl_c_is_immediate(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     here = "a step that takes a minute\n"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": STEPS + 1, "seconds": 60, "tell": here}
+    slow = {"target": "crosel.training.step:Stepper.__call__", "call": STEPS + 1, "seconds": 60, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", tmp_path / "run", trap=slow)
     child.wait_for(lambda: here in child.err)
     started = time.monotonic()
@@ -195,7 +195,7 @@ def test_sigterm_to_the_real_thing(tiny_run: TinyRun, tmp_path: Path) -> None:
 def stopped_run(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Path:
     """Killed after its third epoch of four: checkpoints of the second and third. To be copied, not used up."""
     run = tmp_path_factory.mktemp("stopped") / "run"
-    trap = {"target": "crosel.run:RunFolder.on_epoch", "call": 3, "when": "after"}
+    trap = {"target": "crosel.runs.folder:RunFolder.on_epoch", "call": 3, "when": "after"}
     code, _, _ = fork_server.run(*tiny_run.command, "--out", run, trap=trap)
     assert code == -signal.SIGKILL
     assert [path.name[:11] for path in checkpoints(run)] == ["epoch-00002", "epoch-00003"]
@@ -533,7 +533,7 @@ def test_sets_are_read_back_and_not_drawn_again(
     def refuse(*args: object) -> None:
         raise AssertionError("drawn a second time")
 
-    monkeypatch.setattr("crosel.pipeline.draw_candidates", refuse)
+    monkeypatch.setattr("crosel.runs.pipeline.draw_candidates", refuse)
     result = crosel_cli(*command, "--out", tmp_path / "run", "--resume")
     assert result.code == 0, result.err
     assert arrays(tmp_path / "run/candidates.npz") == drawn
@@ -556,7 +556,11 @@ def test_changed_data_are_noticed(
 ) -> None:
     data, source, run = small_arrays(), tmp_path / "data.npz", tmp_path / "run"
     np.savez(source, **data)
-    trap = {"target": "crosel.checkpoint:write", "call": 1, "when": "after" if when == "after an epoch" else "before"}
+    trap = {
+        "target": "crosel.training.checkpoint:write",
+        "call": 1,
+        "when": "after" if when == "after an epoch" else "before",
+    }
     code, _, err = fork_server.run("train", source, *tiny_run.command[2:], "--out", run, trap=trap)
     assert code == -signal.SIGKILL, err
     before = snapshot(run)

@@ -53,11 +53,15 @@ def chosen_moments() -> Iterator[Any]:
             yield pytest.param("os:replace", renamed, "after", id=f"{name} just renamed")
     yield pytest.param("os:replace", len(WRITES) + 5, "before", id="a plot written but not renamed")
     for epoch in (1, 4):
-        yield pytest.param("crosel.run:RunFolder.on_epoch", epoch, "before", id=f"epoch {epoch} saved, no metrics yet")
-        yield pytest.param("crosel.run:RunFolder.on_epoch", epoch, "after", id=f"epoch {epoch} in the metrics")
-        yield pytest.param("crosel.checkpoint:prune", epoch, "before", id=f"epoch {epoch} saved, old ones not removed")
-    yield pytest.param("crosel.stepper:Stepper.__call__", 15, "before", id="before a step")
-    yield pytest.param("crosel.train:training_pass", 3, "after", id="after a pass over the training set")
+        yield pytest.param(
+            "crosel.runs.folder:RunFolder.on_epoch", epoch, "before", id=f"epoch {epoch} saved, no metrics yet"
+        )
+        yield pytest.param("crosel.runs.folder:RunFolder.on_epoch", epoch, "after", id=f"epoch {epoch} in the metrics")
+        yield pytest.param(
+            "crosel.training.checkpoint:prune", epoch, "before", id=f"epoch {epoch} saved, old ones not removed"
+        )
+    yield pytest.param("crosel.training.step:Stepper.__call__", 15, "before", id="before a step")
+    yield pytest.param("crosel.training.trainer:training_pass", 3, "after", id="after a pass over the training set")
 
 
 @pytest.mark.parametrize(("target", "call", "when"), list(chosen_moments()))
@@ -70,7 +74,7 @@ def test_killed_at_a_chosen_moment(
     assert code == -signal.SIGKILL, err
     assert bool(stray(run)) == (target == "os:fsync" or (target == "os:replace" and when == "before"))
     done = whole_rows(run)
-    if target == "crosel.run:RunFolder.on_epoch":
+    if target == "crosel.runs.folder:RunFolder.on_epoch":
         assert done == call - (when == "before"), "an epoch is in the metrics when it has ended, not one later"
     # Before the config is written there is no run yet, and the same command starts it.
     again = ("--resume",) if (run / "config.yaml").exists() else ()
@@ -93,8 +97,8 @@ def test_killed_at_a_chosen_moment(
         {"target": "os:fsync", "call": 1, "when": "half"},  # metrics.jsonl, put right from the checkpoint
         {"target": "os:replace", "call": 1, "when": "after"},
         {"target": "os:fsync", "call": 2, "when": "half"},  # the first checkpoint after going on
-        {"target": "crosel.run:remove_stray", "call": 1, "when": "before"},
-        {"target": "crosel.session:Session.restore", "call": 1, "when": "after"},
+        {"target": "crosel.runs.folder:remove_stray", "call": 1, "when": "before"},
+        {"target": "crosel.training.session:Session.restore", "call": 1, "when": "after"},
     ],
     ids=lambda trap: f"{trap['target']} {trap['call']} {trap['when']}",
 )

@@ -11,7 +11,7 @@ import pytest
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SHOW = (
     "import os, sys; sys.argv = ['crosel', '--version']\n"
-    "from crosel.cli import main\n"
+    "from crosel.cli.app import main\n"
     "main()\n"
     "assert 'torch' not in sys.modules, 'too late'\n"
     "print({name: os.environ.get(name) for name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY')})\n"

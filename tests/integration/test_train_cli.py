@@ -28,9 +28,9 @@ from crosel import __version__
 from crosel.bench.board import Board
 from crosel.bench.cells import Options
 from crosel.config import build_config, check_config, dotted, presets
-from crosel.console import Console
 from crosel.estimator import CroSelClassifier
 from crosel.methods import methods
+from crosel.utils.console import Console
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {

@@ -16,10 +16,12 @@ import torch
 from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics
 from _support import CroselCli, TinyRun
 
-from crosel import checkpoint, run, train
 from crosel.errors import Diverged, UserError
-from crosel.pipeline import StopFlag
-from crosel.train import Row
+from crosel.runs import folder as run
+from crosel.runs.pipeline import StopFlag
+from crosel.training import checkpoint
+from crosel.training import trainer as train
+from crosel.training.trainer import Row
 
 STATE = {"epoch": 1, "step": 0, "rows": [], "seconds": 0.0, "device": "cpu", "data": "d", "candidates": "c"}
 STEPS = 6  # of an epoch of the tiny run
@@ -168,13 +170,20 @@ def chosen_moments() -> Iterator[Any]:
         yield pytest.param("os:fsync", number, "half", 0.0, id=f"file {number} half written")
         yield pytest.param("os:replace", number, "before", 0.0, id=f"file {number} written but not renamed")
     for number in (1, 2, 4):
-        yield pytest.param("crosel.checkpoint:prune", number, "before", 0.0, id=f"before old ones go, {number}")
-        yield pytest.param("crosel.run:RunFolder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics")
-    yield pytest.param("crosel.stepper:Stepper.__call__", 15, "before", 0.2, id="in a step")
-    yield pytest.param("crosel.train:training_pass", 3, "after", 0.2, id="after a pass over the training set")
-    for name in ("write_selection", "write_labels", "write_report"):
-        yield pytest.param(f"crosel.pipeline:{name}", 1, "after", 0.2, id=f"after {name}")
-    yield pytest.param("crosel.run:RunFolder.finish", 1, "before", 0.2, id="before the last wait")
+        yield pytest.param(
+            "crosel.training.checkpoint:prune", number, "before", 0.0, id=f"before old ones go, {number}"
+        )
+        yield pytest.param(
+            "crosel.runs.folder:RunFolder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics"
+        )
+    yield pytest.param("crosel.training.step:Stepper.__call__", 15, "before", 0.2, id="in a step")
+    yield pytest.param(
+        "crosel.training.trainer:training_pass", 3, "after", 0.2, id="after a pass over the training set"
+    )
+    for name in ("write_selection", "write_labels"):
+        yield pytest.param(f"crosel.runs.pipeline:{name}", 1, "after", 0.2, id=f"after {name}")
+    yield pytest.param("crosel.report:write_run_report", 1, "after", 0.2, id="after write_run_report")
+    yield pytest.param("crosel.runs.folder:RunFolder.finish", 1, "before", 0.2, id="before the last wait")
 
 
 @pytest.mark.parametrize(("target", "call", "when", "seconds"), list(chosen_moments()))
@@ -201,7 +210,7 @@ def test_signals_do_not_cut_the_last_write_short(tiny_run: TinyRun, tmp_path: Pa
     """Launchers send SIGTERM more than once; what was promised is written all the same."""
     out = tmp_path / "run"
     here = "a step of the third epoch\n"
-    slow = {"target": "crosel.stepper:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
+    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", out, trap=slow, behind=0.7)
     child.wait_for(lambda: here in child.err)
     for _ in range(12):  # in the step, in the wait for the checkpoint before, and in the last wait
@@ -291,7 +300,7 @@ def test_a_run_may_outlive_the_main_thread(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 import torch
-from crosel import checkpoint
+from crosel.training import checkpoint
 
 def run():
     threading.main_thread().join()

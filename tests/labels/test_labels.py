@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.errors import UserError
-from crosel.labels import (
+from crosel.methods.base import TrainingLabels
+from crosel.methods.cc import CC, CCSettings
+from crosel.runs.folder import load_run
+from crosel.runs.labels import (
     COLUMNS,
     LabelRow,
     LabelStudio,
@@ -30,9 +33,6 @@ from crosel.labels import (
     write_labels,
     write_outside,
 )
-from crosel.methods.base import TrainingLabels
-from crosel.methods.cc import CC, CCSettings
-from crosel.run import load_run
 
 CLASSES = ("=cmd()", "-1", "chien|chat", 'ジ,"q"', "new\nline")  # one of each kind of trouble
 IDS = ("@a", "+b.png", "c\rd", "é", "4")
@@ -333,7 +333,7 @@ def test_counts_of_labels_are_easy_to_read(
 ) -> None:
     table = replace(make_table(), flags=[""] * 1500 + ["outside"] * 1273 + ["unsure"] * 2)
     for name, made in (("label_table", table), ("write_labels", None), ("write_outside", 1273)):
-        monkeypatch.setattr(f"crosel.labels.{name}", lambda *_, made=made: made)
+        monkeypatch.setattr(f"crosel.runs.labels.{name}", lambda *_, made=made: made)
     command = ("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))
     assert crosel_cli(*command).out.startswith("2,775 labels (1,500 clear, 1,273 outside, 2 unsure): ")
     assert crosel_cli(*command, "--only-outside").out.startswith("1,273 of 2,775 sets seem to miss the true label: ")

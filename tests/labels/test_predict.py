@@ -17,7 +17,7 @@ import pytest
 import torch
 from _support import CroselCli, TinyRun, small_arrays
 
-from crosel.commands.predict import predict_file
+from crosel.cli.predict import predict_file
 from crosel.config import build_config
 from crosel.data import DataSettings, chunks, load
 from crosel.data.chunks import open_inputs
@@ -734,7 +734,7 @@ def test_a_command_that_fails_leaves_no_folder(tiny_run: TinyRun, images: Path, 
 
 
 def test_the_ending_is_looked_at_before_the_data(tiny_run: TinyRun, tmp_path, monkeypatch, crosel_cli: CroselCli):
-    monkeypatch.setattr("crosel.run.load_run", lambda *a, **k: pytest.fail("it may take minutes"))
+    monkeypatch.setattr("crosel.runs.folder.load_run", lambda *a, **k: pytest.fail("it may take minutes"))
     for out, more in (("l.xlsx", []), ("l.jsonl", ["--only-outside"])):
         refused = crosel_cli("labels", tiny_run.path, "--out", tmp_path / "new" / out, *more)
         assert (refused.code, len(refused.err.splitlines())) == (2, 1)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from crosel import candidates
-from crosel.candidates import (
+from crosel.data import candidates
+from crosel.data.candidates import (
     Rule,
     apply_rule,
     drop_truth,

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosel.build import build_session, resolve
-from crosel.compute.casts import Conv2d, Linear, SharedCasts, current
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
-from crosel.session import Session
-from crosel.stepper import Stepper
+from crosel.nn.casts import Conv2d, Linear, SharedCasts, current
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
+from crosel.training.step import Stepper
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -28,7 +28,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @pytest.fixture(autouse=True)
 def _bfloat16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without oneDNN: not every CPU has the instructions that it takes for bfloat16."""
-    monkeypatch.setattr("crosel.devices.in_bfloat16", lambda config, _: config.train.bf16)
+    monkeypatch.setattr("crosel.training.devices.in_bfloat16", lambda config, _: config.train.bf16)
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 

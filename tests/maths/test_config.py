@@ -14,15 +14,15 @@ from _support import PAPER, PAPER_VIEWS
 from pydantic import Field, ValidationError
 
 from crosel.bench import expand, read_suite
-from crosel.build import left_to_data, resolve
+from crosel.bench.tables import paper
 from crosel.config import RunConfig, TrainSettings, build_config, check_config, dotted, presets, read_preset
 from crosel.data.digits import read_digits
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
-from crosel.tables import paper
-from crosel.yaml_files import read_yaml
+from crosel.training.build import left_to_data, resolve
+from crosel.utils.yaml_files import read_yaml
 
 SOURCE = {"source": "digits"}
 

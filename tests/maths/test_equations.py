@@ -14,8 +14,7 @@ from scipy import integrate, stats
 from torch import nn
 
 import crosel.methods.crosel as module
-from crosel.bank import MemoryBank, confidence_is_high, label_is_candidate, label_is_stable
-from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy
+from crosel.methods.bank import MemoryBank, confidence_is_high, label_is_candidate, label_is_stable
 from crosel.methods.base import Batch, Problem
 from crosel.methods.crosel import (
     CroSel,
@@ -28,6 +27,7 @@ from crosel.methods.crosel import (
     selected_loss,
     total_loss,
 )
+from crosel.methods.losses import candidate_probabilities, cc_loss, soft_cross_entropy
 
 torch.set_num_threads(1)
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from crosel.compute.fused import add_norm_relu, norm_relu, parts, use
-from crosel.nets import WideResNet, apart
+from crosel.nn.fused import add_norm_relu, norm_relu, parts, use
+from crosel.nn.networks import WideResNet, apart
 
 CHECK = """
 import copy, torch
 from torch import nn
-from crosel.compute import fused
+from crosel.nn import fused
 
 def relative(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-12))
@@ -97,8 +97,8 @@ def test_without_kernels_it_is_batch_norm_and_relu() -> None:
 
 PARTS = """
 import copy, sys, torch
-from crosel.compute import fused
-from crosel.nets import WideResNet, apart
+from crosel.nn import fused
+from crosel.nn.networks import WideResNet, apart
 
 torch.manual_seed(0)
 torch.backends.cudnn.allow_tf32 = False

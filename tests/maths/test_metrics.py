@@ -7,7 +7,7 @@ import pytest
 import slow
 import torch
 
-from crosel.metrics import (
+from crosel.training.metrics import (
     accuracy,
     approximated_accuracy,
     covering_rate,

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import make_dataset
 from crosel.errors import UserError
-from crosel.nets import (
+from crosel.nn.networks import (
     MLP,
     Classifier,
     NetworkSettings,
@@ -28,6 +27,7 @@ from crosel.nets import (
     network_name,
     wide_resnet,
 )
+from crosel.training.build import build_session, resolve
 
 torch.set_num_threads(1)
 
@@ -348,7 +348,7 @@ def test_own_factory_by_import_string(user_module):
 
 def test_own_factory_needs_trust(monkeypatch):
     """Nothing is imported before trust is given."""
-    monkeypatch.setattr("crosel.nets.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("crosel.nn.networks.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
     with pytest.raises(UserError, match=r"'somewhere:build' is code from outside crosel; add --trust-code"):
         network_factory(NetworkSettings(name="somewhere:build"), (5,), 3)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from crosel.config import TrainSettings
 from crosel.errors import UserError
-from crosel.optimiser import Optimiser, copies_kept, optimiser_state, restore_optimiser
+from crosel.training.optimiser import Optimiser, copies_kept, optimiser_state, restore_optimiser
 
 CPU = torch.device("cpu")
 LR, DECAY, STEPS = 0.1, 0.01, 5

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from crosel.config import TrainSettings
-from crosel.train import learning_rate
+from crosel.training.trainer import learning_rate
 
 
 def rates(settings: TrainSettings, steps: int = 4) -> list[float]:

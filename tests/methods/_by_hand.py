@@ -99,7 +99,7 @@ def contrast_loss(q: Array, others: Array, positive: Array, tau: float, all_quer
 
 @dataclass
 class Net:
-    """Linear, batch norm, ReLU, linear; or the last alone. Its arrays have the names of `crosel.nets.MLP`."""
+    """Linear, batch norm, ReLU, linear; or the last alone. Its arrays have the names of `crosel.nn.networks.MLP`."""
 
     a: dict[str, Array]
     passes: int = 0  # in training mode

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from crosel.averaging import WeightAverage, refresh_statistics, spread_rows
-from crosel.build import build_session, resolve
-from crosel.checkpoint import Checkpoint
 from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Interrupted
 from crosel.estimator.model import FittedModel
-from crosel.pipeline import train_run
-from crosel.run import load_run
-from crosel.session import Session
-from crosel.train import fit, predict_chunks
+from crosel.runs.folder import load_run
+from crosel.runs.pipeline import train_run
+from crosel.training.build import build_session, resolve
+from crosel.training.checkpoint import Checkpoint
+from crosel.training.ema import WeightAverage, refresh_statistics, spread_rows
+from crosel.training.session import Session
+from crosel.training.trainer import fit, predict_chunks
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from _toy import (
 )
 from hypothesis import given, settings
 
-from crosel.losses import cc_loss
 from crosel.methods.cc import CC
+from crosel.methods.losses import cc_loss
 
 
 def slow_cc(logits, candidates):

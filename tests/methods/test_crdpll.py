@@ -18,7 +18,6 @@ from _toy import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosel.losses import log_one_minus_probability
 from crosel.methods.crdpll import (
     CRDPLL,
     consistency_loss,
@@ -27,6 +26,7 @@ from crosel.methods.crdpll import (
     ramp,
     supervised_loss,
 )
+from crosel.methods.losses import log_one_minus_probability
 from crosel.methods.proden import uniform_weights
 
 

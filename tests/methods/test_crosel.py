@@ -15,15 +15,15 @@ from torch.nn import functional as F
 
 import crosel.methods.crosel as module
 from crosel.augment import AugmentSettings, make_views
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import UserError
-from crosel.losses import cc_loss, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Problem
 from crosel.methods.crosel import CroSel, CroSelSettings, comix_targets, mix, ramp
-from crosel.tensors import Normaliser, TrainingTensors
-from crosel.train import fit
+from crosel.methods.losses import cc_loss, soft_cross_entropy
+from crosel.training.batches import Normaliser, TrainingTensors
+from crosel.training.build import build_session, resolve
+from crosel.training.trainer import fit
 
 torch.set_num_threads(1)
 

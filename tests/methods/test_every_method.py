@@ -12,17 +12,17 @@ from _sessions import CPU, NAMES, bits, different, make_session, small_data
 from _support import small_arrays
 from _toy import ToyNetwork, assert_never_waits, batches, make, random_sets
 
-from crosel import checkpoint
 from crosel.config import build_config
 from crosel.data import draw_candidates, load
 from crosel.data.dataset import Dataset
 from crosel.errors import Interrupted
 from crosel.methods import methods
 from crosel.methods.base import Method, Problem
-from crosel.pipeline import train_run
-from crosel.session import Session
-from crosel.stepper import Stepper
-from crosel.train import fit
+from crosel.runs.pipeline import train_run
+from crosel.training import checkpoint
+from crosel.training.session import Session
+from crosel.training.step import Stepper
+from crosel.training.trainer import fit
 
 
 def session(name: str, *settings: str, epochs: int = 2, data: Dataset | None = None) -> Session:

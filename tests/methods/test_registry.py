@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from crosel.commands.info import info_lines
+from crosel.cli.info import info_lines
 from crosel.config import build_config
 from crosel.errors import UserError
-from crosel.losses import candidate_probabilities, soft_cross_entropy
 from crosel.methods import base
 from crosel.methods.base import Losses, Method, MethodSettings, Problem, Stream, find_method, methods, register
-from crosel.pipeline import train_run
-from crosel.run import RunFolder
+from crosel.methods.losses import candidate_probabilities, soft_cross_entropy
+from crosel.runs.folder import RunFolder
+from crosel.runs.pipeline import train_run
 
 OUTSIDE = """
 from typing import Literal
-from crosel.losses import cc_loss
+from crosel.methods.losses import cc_loss
 from crosel.methods.base import Losses, Method, MethodSettings
 
 class Settings(MethodSettings):

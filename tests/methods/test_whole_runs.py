@@ -11,13 +11,13 @@ import torch
 from _support import PAPER
 
 import crosel.methods.crosel as module
-from crosel.build import build_session, resolve
 from crosel.config import build_config
 from crosel.data.dataset import make_dataset
 from crosel.methods.crosel import mix
-from crosel.session import Session
-from crosel.tensors import Normaliser
-from crosel.train import fit
+from crosel.training.batches import Normaliser
+from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
+from crosel.training.trainer import fit
 
 torch.set_num_threads(1)
 

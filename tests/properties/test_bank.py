@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crosel.bank import MemoryBank, Selection, label_is_stable
+from crosel.methods.bank import MemoryBank, Selection, label_is_stable
 
 torch.set_num_threads(1)
 few = settings(max_examples=60)

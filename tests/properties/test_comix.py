@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from crosel.losses import soft_cross_entropy
 from crosel.methods.crosel import comix_targets, mix, mixing_weight
+from crosel.methods.losses import soft_cross_entropy
 
 torch.set_num_threads(1)
 few = settings(max_examples=60)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from crosel.labels import NAMED, remarks_on_classes
-from crosel.metrics import hardly_predicted, predicted_inside
+from crosel.runs.labels import NAMED, remarks_on_classes
+from crosel.training.metrics import hardly_predicted, predicted_inside
 
 
 @st.composite

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from crosel.compute import fused
-from crosel.compute.synchronised import synchronise_norms
-from crosel.distributed import ONE
-from crosel.nets import ResNet18, WideResNet, apart
+from crosel.nn import fused
+from crosel.nn.networks import ResNet18, WideResNet, apart
+from crosel.nn.sync_batch_norm import synchronise_norms
+from crosel.utils.distributed import ONE
 
 torch.set_num_threads(1)
 

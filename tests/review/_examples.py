@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from crosel.labels import FLAGS
-from crosel.outcome import SavedSelection
 from crosel.review.examples import Examples
 from crosel.review.search import Query
-from crosel.review.store import KINDS, Decision, Decisions
+from crosel.runs.decisions import KINDS, Decision, Decisions
+from crosel.runs.labels import FLAGS
+from crosel.runs.outcome import SavedSelection
 
 
 def made_up(n: int = 200, k: int = 12, seed: int = 0, side: int = 4, **changes: Any) -> Examples:

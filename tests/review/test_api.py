@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from crosel import UserError
-from crosel.labels import FLAGS
 from crosel.review import load as load_module
 from crosel.review import serve_review
 from crosel.review.examples import KEYS, Examples, reduced
 from crosel.review.guard import MAX_BODY
 from crosel.review.load import load_examples
 from crosel.review.search import STATES, Query, Sort
+from crosel.runs.labels import FLAGS
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed, and the test client needs it")
 pytest.importorskip("fastapi", reason="the extra 'review' is not installed")
@@ -243,7 +243,7 @@ def test_what_could_not_be_saved_is_told(client: TestClient, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     client.post("/api/decisions", json={"row": 0, "label": None})
-    monkeypatch.setattr("crosel.review.store.os.write", full)
+    monkeypatch.setattr("crosel.runs.decisions.os.write", full)
     for path, body in (("/api/decisions", {"row": 1, "label": None}), ("/api/undo", {})):
         answer = client.post(path, json=body)
         assert answer.status_code == 507

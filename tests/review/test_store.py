@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crosel import UserError
-from crosel.review.store import KINDS, Decision, DecisionLog, Decisions, PassedOver, read_lines, replay
+from crosel.runs.decisions import KINDS, Decision, DecisionLog, Decisions, PassedOver, read_lines, replay
 
 IDS = ["a", "b|c", "=d", "zeile\u2028", "é\ud800"]
 CLASSES = ("cat", "dog", "<b>")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from crosel.augment.stages import Op
-from crosel.settings import Settings
+from crosel.utils.settings import Settings
 
 Entry = tuple[Op, float]
 Level = Annotated[int, Field(ge=0, le=255)]

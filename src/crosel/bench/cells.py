@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from crosel.bench.suite import Cell
-from crosel.build import left_to_data
 from crosel.config import dotted
 from crosel.errors import Diverged, Interrupted, UserError
-from crosel.run import FREE_TO_CHANGE, RunFolder, first_difference
+from crosel.runs.folder import FREE_TO_CHANGE, RunFolder, first_difference
+from crosel.training.build import left_to_data
 
 Status = Literal["done", "skipped", "failed", "stopped"]
 GRACE = 120.0  # seconds a run has to finish its step and save its state, once it is asked to stop
@@ -89,13 +89,16 @@ def last_row(folder: Path) -> Mapping[str, Any]:
 
 def run_cell(cell: Cell, folder: Path, device: str = "auto", trust_code: bool = False) -> CellResult:
     """Run or resume one cell in this process; errors become a result. This is the body of a task on a cluster."""
-    from crosel.devices import pick_device
-    from crosel.pipeline import train_run
+    from crosel.report import write_run_report
+    from crosel.runs.pipeline import train_run
+    from crosel.training.devices import pick_device
 
     status: Status = "failed"
     line = ""
     try:
-        train_run(cell.config, folder, pick_device(device), resume=True, trust_code=trust_code)
+        train_run(
+            cell.config, folder, pick_device(device), resume=True, trust_code=trust_code, write_report=write_run_report
+        )
         status = "done"
     except Interrupted as stopped:
         status, line = "stopped", str(stopped)

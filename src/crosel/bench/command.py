@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from crosel.bench import run_suite, search_suite
 from crosel.bench.cells import CellResult, standing
 from crosel.bench.suite import Cell, expand, read_suite, suites
-from crosel.console import percent
 from crosel.errors import UserError, counted
-from crosel.nets import is_code
+from crosel.nn.networks import is_code
+from crosel.utils.console import percent
 
 if TYPE_CHECKING:
     from crosel.bench.search import Found

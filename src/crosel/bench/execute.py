@@ -11,8 +11,8 @@ from crosel.bench.local import run_local
 from crosel.bench.on_ray import find_ray, run_ray
 from crosel.bench.suite import Cell
 from crosel.errors import Interrupted, UserError, choose_from
-from crosel.files import make_folder
-from crosel.pipeline import stop_signals
+from crosel.runs.pipeline import stop_signals
+from crosel.utils.files import make_folder
 
 EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from crosel.bench.cells import GRACE, CellResult, Options, Status, Watcher, last_row
 from crosel.bench.suite import Cell
-from crosel.child import child_command
-from crosel.files import disk_errors, make_folder
+from crosel.utils.child import child_command
+from crosel.utils.files import disk_errors, make_folder
 
 POLL = 0.1  # seconds between looks at the processes
 TICK = 1.0  # seconds between looks at their progress

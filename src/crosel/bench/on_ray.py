@@ -23,7 +23,7 @@ from typing import Any
 from crosel.bench.cells import GRACE, CellResult, Options, Watcher, last_row, run_cell
 from crosel.bench.suite import Cell
 from crosel.errors import UserError
-from crosel.files import TEMPORARY, atomic_write, disk_errors, make_folder
+from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder
 
 PAUSE = 15.0  # seconds between deliveries of a worker
 TICK = 0.5  # seconds between looks at the desk

@@ -17,23 +17,23 @@ from typing import Any
 
 import torch
 
-from crosel import metrics
 from crosel.bench.board import Board
 from crosel.bench.cells import CellResult, Executor, Options
 from crosel.bench.execute import run_cells
 from crosel.bench.space import ORACLE, Range, Search
 from crosel.bench.suite import Cell, Choice, Part, Suite, check_code, check_data, expand
-from crosel.build import resolve
 from crosel.config import RunConfig
-from crosel.csv_cells import csv_line
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.convert import write_npz
 from crosel.data.dataset import only_rows, random_split
-from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.files import atomic_write, make_folder
-from crosel.run import load_data, load_run
-from crosel.train import predicted_probabilities
+from crosel.runs.folder import load_data, load_run
+from crosel.training import metrics
+from crosel.training.build import resolve
+from crosel.training.devices import pick_device
+from crosel.training.trainer import predicted_probabilities
+from crosel.utils.csv_cells import csv_line
+from crosel.utils.files import atomic_write, make_folder
 
 FOLDER, TRAIN, HELD_OUT = "search", "train.npz", "held-out.npz"
 JOURNAL, TABLE, BEST = "journal.log", "trials.csv", "best.yaml"

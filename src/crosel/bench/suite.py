@@ -35,8 +35,8 @@ from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config, dotted
 from crosel.data.sources import check_there
 from crosel.errors import UserError, choose_from
-from crosel.nets import check_trust
-from crosel.yaml_files import read_yaml
+from crosel.nn.networks import check_trust
+from crosel.utils.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values
 _SUITE_KEYS = ("title", "seeds", "base", "grid", "parts", "search")
@@ -87,7 +87,7 @@ class Cell:
 
 def suites() -> dict[str, Any]:
     """Names and files of the suites that come with the package."""
-    root = resources.files("crosel") / "suites"
+    root = resources.files("crosel.bench") / "suites"
     files = sorted((file for file in root.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     return {file.name.removesuffix(".yaml"): file for file in files}
 

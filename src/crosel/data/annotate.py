@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crosel.candidates import (
+from crosel.data.candidates import (
     FROM_ANNOTATION,
     Bools,
     Rule,

@@ -27,7 +27,7 @@ from crosel.data.settings import DataSettings
 from crosel.data.table import ALL_ROWS, are_votes, as_features, image_path, meanings, other_columns
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError, counted, did_you_mean, tell
-from crosel.limits import check_plain, shown
+from crosel.utils.limits import check_plain, shown
 
 _ROWS = 1024  # examples held at once
 _BYTES = 1 << 26  # and how much they may take, where examples are large

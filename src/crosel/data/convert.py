@@ -13,7 +13,7 @@ from crosel.data.settings import DataSettings, OnImages
 from crosel.data.sources import load
 from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
-from crosel.files import atomic_write_with, folder_of, keep_apart
+from crosel.utils.files import atomic_write_with, folder_of, keep_apart
 
 
 def _outside(x: Array) -> Array:

@@ -31,7 +31,7 @@ from crosel.data.text import NO_NAMES, CsvFile, is_number
 from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.data.votes import long_votes, wide_votes
 from crosel.errors import UserError, did_you_mean
-from crosel.limits import check_bytes, shown
+from crosel.utils.limits import check_bytes, shown
 
 _CHECK_EVERY = 1 << 14  # rows between looks at the memory
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 import crosel
 from crosel.errors import UserError, choose_from
-from crosel.files import TEMPORARY, claim, disk_errors, make_folder, sync_folder
-from crosel.limits import one_line
-from crosel.redact import without_login
+from crosel.utils.files import TEMPORARY, claim, disk_errors, make_folder, sync_folder
+from crosel.utils.limits import one_line
+from crosel.utils.redact import without_login
 
 MIRROR = "CROSEL_MIRROR"
 OnBytes = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says

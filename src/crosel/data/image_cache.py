@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError
-from crosel.files import atomic_write_with
+from crosel.utils.files import atomic_write_with
 
 FOLDER = ".crosel-cache"
 _VERSION = 2  # raise it when the same files give other pixels, or the cache is written in another way

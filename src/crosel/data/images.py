@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from crosel.data.image_cache import ImageCache
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
-from crosel.limits import check_bytes, one_line, spoils_lines
+from crosel.utils.limits import check_bytes, one_line, spoils_lines
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"

@@ -25,8 +25,8 @@ from crosel.data.table import (
     with_truth,
 )
 from crosel.errors import UserError
-from crosel.files import is_run_folder
-from crosel.limits import check_plain, shown
+from crosel.utils.files import is_run_folder
+from crosel.utils.limits import check_plain, shown
 
 
 @dataclass(frozen=True)

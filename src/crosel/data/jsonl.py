@@ -25,7 +25,7 @@ from crosel.data.table import (
 )
 from crosel.data.text import json_objects
 from crosel.errors import UserError, counted, did_you_mean
-from crosel.limits import check_bytes, shown
+from crosel.utils.limits import check_bytes, shown
 
 _LISTS = ("x", "features")  # keys that may hold a list of numbers
 _OPTIONAL = ("label", "truth", "weight", "split")  # meanings that a row may leave out

@@ -18,7 +18,7 @@ from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import votes_dataset
 from crosel.errors import UserError
-from crosel.limits import shown
+from crosel.utils.limits import shown
 
 EXPORT = "export the project as JSON, not JSON-MIN"
 

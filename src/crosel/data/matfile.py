@@ -12,7 +12,7 @@ import numpy as np
 from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
-from crosel.limits import check_bytes, one_line
+from crosel.utils.limits import check_bytes, one_line
 
 
 def _variables(path: Path) -> dict[str, tuple[int, ...]]:

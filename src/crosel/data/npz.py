@@ -19,7 +19,7 @@ from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.errors import UserError, did_you_mean
-from crosel.limits import check_bytes, one_line
+from crosel.utils.limits import check_bytes, one_line
 
 _SAVE_X = "; save the inputs under this name"
 FIELDS = (

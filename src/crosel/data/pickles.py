@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.errors import UserError
-from crosel.limits import check_bytes, check_plain, one_line, shown
+from crosel.utils.limits import check_bytes, check_plain, one_line, shown
 
 GET_AGAIN = "remove the folder and get the published files again: crosel data get"
 

@@ -39,7 +39,7 @@ from crosel.data.vocabulary import (
     may_be_unknown,
 )
 from crosel.errors import UserError, did_you_mean
-from crosel.limits import shown
+from crosel.utils.limits import shown
 
 _TRUTH = {"target", "targets", "class", "labels", "y", "y_true", "true_label", "ground_truth"}
 _NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name

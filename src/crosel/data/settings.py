@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from crosel.settings import Settings
+from crosel.utils.settings import Settings
 
 OnImages = Callable[[int, int], None]  # called with how many images are decoded, of how many
 

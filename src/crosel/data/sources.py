@@ -8,7 +8,7 @@ from pathlib import Path
 from crosel.data.dataset import Dataset, hold_out
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError, did_you_mean, tell
-from crosel.limits import check_plain, one_line, spoils_lines
+from crosel.utils.limits import check_plain, one_line, spoils_lines
 
 # What is published under a name: a folder, or files.
 _PUBLISHED = {

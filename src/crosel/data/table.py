@@ -18,7 +18,7 @@ from crosel.data.images import ends_as_image, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
-from crosel.limits import shown, spoils_lines
+from crosel.utils.limits import shown, spoils_lines
 
 # Columns with a meaning, under the names that tools give them.
 MEANINGS = {

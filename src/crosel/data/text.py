@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosel.errors import UserError, counted
-from crosel.limits import MAX_JSON, MAX_LINE, one_line, shown
+from crosel.utils.limits import MAX_JSON, MAX_LINE, one_line, shown
 
 # How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)
 _UNNAMED = re.compile(r"Unnamed: 0(\.\d+)*")

@@ -18,12 +18,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from crosel.candidates import row_chunks
+from crosel.data.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError, did_you_mean
-from crosel.limits import one_line, shown
-from crosel.yaml_files import not_yaml
+from crosel.utils.limits import one_line, shown
+from crosel.utils.yaml_files import not_yaml
 
 _MAX_BYTES = 16 << 20
 _MAX_HELD = 1 << 24  # leaves below all names together

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from crosel.errors import UserError, did_you_mean
-from crosel.limits import check_bytes, shown, spoils_lines
+from crosel.utils.limits import check_bytes, shown, spoils_lines
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39

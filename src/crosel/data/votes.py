@@ -43,7 +43,7 @@ from crosel.data.vocabulary import (
     may_be_unknown,
 )
 from crosel.errors import UserError, did_you_mean, some_of
-from crosel.limits import shown
+from crosel.utils.limits import shown
 
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
 Vote = tuple[int, str, int, str]  # example, label, and where it stands: row, column

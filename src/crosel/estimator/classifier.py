@@ -21,11 +21,8 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from crosel.build import build_session, check_batch, resolve
 from crosel.config import RunConfig, check_config
-from crosel.console import Console
 from crosel.data.dataset import as_inputs, make_dataset
-from crosel.devices import pick_device
 from crosel.errors import UserError, counted
 from crosel.estimator.inputs import (
     UserTypeError,
@@ -50,11 +47,14 @@ from crosel.estimator.model import (
     write_model,
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
-from crosel.labels import LabelTable, label_table
-from crosel.memory import check_budget
-from crosel.nets import UserFactory
-from crosel.out_of_memory import in_building
-from crosel.train import fit as train
+from crosel.nn.networks import UserFactory
+from crosel.runs.labels import LabelTable, label_table
+from crosel.training.build import build_session, check_batch, resolve
+from crosel.training.devices import pick_device
+from crosel.training.memory import check_budget
+from crosel.training.trainer import fit as train
+from crosel.utils.console import Console
+from crosel.utils.out_of_memory import in_building
 
 Self = TypeVar("Self", bound="PartialLabelClassifier")
 

@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from crosel.build import build_session
-from crosel.checkpoint import prefixed, without_prefix
 from crosel.config import check_config
 from crosel.data.dataset import Dataset
-from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.files import atomic_write
 from crosel.methods.base import Method
-from crosel.nets import NetworkFactory, UserFactory, bound_factory
-from crosel.session import Session, load_tensors
-from crosel.tensors import Normaliser
-from crosel.train import Row, predicted_probabilities
+from crosel.nn.networks import NetworkFactory, UserFactory, bound_factory
+from crosel.training.batches import Normaliser
+from crosel.training.build import build_session
+from crosel.training.checkpoint import prefixed, without_prefix
+from crosel.training.devices import pick_device
+from crosel.training.session import Session, load_tensors
+from crosel.training.trainer import Row, predicted_probabilities
+from crosel.utils.files import atomic_write
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
 FORMAT = 1

@@ -8,9 +8,9 @@ import time
 from html import escape
 from typing import Any
 
-from crosel.console import Console, epoch_cells
-from crosel.session import Session
-from crosel.train import Row
+from crosel.training.session import Session
+from crosel.training.trainer import Row
+from crosel.utils.console import Console, epoch_cells
 
 SHOWN_ROWS = 8
 

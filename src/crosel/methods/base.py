@@ -13,9 +13,9 @@ Rules that make checkpoints, resuming and CUDA graphs work for every method:
   that changes between epochs is a 0-dim buffer set in `begin_epoch`; where the *code path* changes, `phase` changes.
 * All randomness comes from the generator that is passed in.
 * `loss` does not change parameters that learn by gradient: all passes of a step share one cast of them
-  (`crosel.compute.casts`).
+  (`crosel.nn.casts`).
 
-Rules that make several processes learn what one would (`crosel.distributed`; with one process they change nothing):
+Rules that make several processes learn what one would (`utils.distributed`; with one process they change nothing):
 
 * A batch holds this rank's rows of the drawn batch. A loss is a mean over them. State is the same on every rank, so
   whatever changes it is gathered first: `self.write(table, batch, rows)`, `self.everyone(values, batch)`. Numbers are
@@ -36,9 +36,9 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
-from crosel.distributed import ONE, World
 from crosel.errors import UserError, choose_from
-from crosel.settings import Settings
+from crosel.utils.distributed import ONE, World
+from crosel.utils.settings import Settings
 
 
 class MethodSettings(Settings):

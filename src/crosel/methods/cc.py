@@ -4,7 +4,7 @@ Lei Feng et al., "Provably Consistent Partial-Label Learning", NeurIPS 2020.
 
 Legend: f logits, p = softmax(f), S candidate set.
 
-    L = mean of -log Σ_{j in S} p_j = mean of [logsumexp(f) - logsumexp(f on S)]      -> `crosel.losses.cc_loss`
+    L = mean of -log Σ_{j in S} p_j = mean of [logsumexp(f) - logsumexp(f on S)]      -> `crosel.methods.losses.cc_loss`
 
 There is no state: candidate labels are never told apart except by what the network itself learns.
 
@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from crosel.losses import cc_loss
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Stream, register
+from crosel.methods.losses import cc_loss
 
 
 class CCSettings(MethodSettings):

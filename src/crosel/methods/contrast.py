@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from crosel.losses import one_hot
+from crosel.methods.losses import one_hot
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

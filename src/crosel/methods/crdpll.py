@@ -39,10 +39,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.losses import log_one_minus_probability, restrict, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
+from crosel.methods.losses import log_one_minus_probability, restrict, soft_cross_entropy
 from crosel.methods.proden import uniform_weights
-from crosel.nets import apart
+from crosel.nn.networks import apart
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
 

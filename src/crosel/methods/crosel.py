@@ -8,14 +8,14 @@ strong view, B batch size, r_s share of the examples that are selected.
 
 | equation | function |
 |---|---|
-| (1), (2), (3)  criteria β1, β2, β3 | `crosel.bank`: `label_is_candidate`, `label_is_stable`, `confidence_is_high` |
-| (4)  D_sel | `crosel.bank.MemoryBank.select` |
+| (1), (2), (3)  criteria β1, β2, β3 | `methods.bank`: `label_is_candidate`, `label_is_stable`, `confidence_is_high` |
+| (4)  D_sel | `crosel.methods.bank.MemoryBank.select` |
 | (5)  L_l = mean cross-entropy of x_w against the *other* network's selected label | `selected_loss` |
 | (6)  f' = (f1 + f2) / 2 | `average_outputs` |
 | (7)  pseudo label: sharpened with T, restricted to S, renormalised | `comix_targets` |
 | (8), (9)  λ ~ Beta(α, α), λ' = max(λ, 1-λ) | `mixing_weight` |
 | (10), (11)  x' and p' mixed with a random partner | `mix` |
-| (12)  L_cr = mean soft cross-entropy over the 2B mixed pairs | `crosel.losses.soft_cross_entropy` |
+| (12)  L_cr = mean soft cross-entropy over the 2B mixed pairs | `crosel.methods.losses.soft_cross_entropy` |
 | (13)  L = L_l + λ_d L_cr | `total_loss` |
 | (14)  λ_d = (1 - r_s) λ_cr | `dynamic_weight` |
 
@@ -48,10 +48,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.bank import MemoryBank
-from crosel.compute.lanes import Lanes
 from crosel.errors import UserError, counted
-from crosel.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
+from crosel.methods.bank import MemoryBank
 from crosel.methods.base import (
     STAGE,
     Batch,
@@ -63,8 +61,10 @@ from crosel.methods.base import (
     TrainingLabels,
     register,
 )
+from crosel.methods.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
 from crosel.methods.outside import TREATMENTS, Keep
-from crosel.nets import apart
+from crosel.nn.networks import apart
+from crosel.nn.streams import Lanes
 
 View = Literal["plain", "weak", "strong"]
 

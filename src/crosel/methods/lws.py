@@ -35,8 +35,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from crosel.losses import log_one_minus_probability, wide
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.losses import log_one_minus_probability, wide
 
 
 def lws_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

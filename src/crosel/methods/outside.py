@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from crosel.bank import agreed_labels, label_is_candidate
+from crosel.methods.bank import agreed_labels, label_is_candidate
 
 
 def renew_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:

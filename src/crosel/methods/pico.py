@@ -44,12 +44,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.compute.casts import Linear
-from crosel.losses import one_hot, restrict, soft_cross_entropy, wide
 from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register
 from crosel.methods.contrast import info_nce_loss, product, prototype_update, supcon_loss
+from crosel.methods.losses import one_hot, restrict, soft_cross_entropy, wide
 from crosel.methods.proden import uniform_weights
-from crosel.nets import embedding_network
+from crosel.nn.casts import Linear
+from crosel.nn.networks import embedding_network
 
 View = Literal["plain", "weak", "strong", "autoaugment", "contrast-weak", "contrast-strong"]
 

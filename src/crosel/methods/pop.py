@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
 from crosel.methods.proden import proden_loss, proden_weights, uniform_weights
-from crosel.nets import apart
+from crosel.nn.networks import apart
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
 

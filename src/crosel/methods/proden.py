@@ -27,8 +27,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from crosel.losses import candidate_probabilities, soft_cross_entropy
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
+from crosel.methods.losses import candidate_probabilities, soft_cross_entropy
 
 
 def uniform_weights(candidates: Tensor) -> Tensor:

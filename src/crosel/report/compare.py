@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.config import dotted
-from crosel.console import duration
 from crosel.report import run_figures, tables
 from crosel.report.gallery import galleries
 from crosel.report.gather import RunData
 from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
 from crosel.report.parts import percent, section, table
 from crosel.report.pictures import thumbnail
+from crosel.utils.console import duration
 
 DISAGREEMENTS = 24
 EXAMPLES = 8  # of each gallery: there are several runs

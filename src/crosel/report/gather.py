@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from crosel.config import RunConfig
 from crosel.data import Dataset, with_classes_of
-from crosel.environment import hardware, read_environment
 from crosel.errors import UserError
-from crosel.labels import read_labels
 from crosel.methods.base import find_method
-from crosel.outcome import Predictions, SavedSelection, read_predictions, read_selection
-from crosel.run import RunFolder, load_data
-from crosel.train import Row
+from crosel.runs.environment import hardware, read_environment
+from crosel.runs.folder import RunFolder, load_data
+from crosel.runs.labels import read_labels
+from crosel.runs.outcome import Predictions, SavedSelection, read_predictions, read_selection
+from crosel.training.trainer import Row
 
 
 @dataclass(frozen=True)

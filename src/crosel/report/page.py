@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crosel
-from crosel.console import duration
-from crosel.labels import remarks_on_classes
 from crosel.report import palette, run_figures, tables
 from crosel.report.draw import SHAPES
 from crosel.report.figure import Figure
 from crosel.report.gallery import galleries
 from crosel.report.gather import Labels, RunData
 from crosel.report.parts import percent, section
+from crosel.runs.labels import remarks_on_classes
+from crosel.utils.console import duration
 
 # metric, name in figures and tables, what it means
 RESULTS = (

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from crosel.data import Dataset
 from crosel.errors import UserError
-from crosel.files import atomic_write, make_folder, remove_stray
 from crosel.report import run_figures
 from crosel.report.compare import comparison_page
 from crosel.report.figure import Figure
 from crosel.report.gather import RunData, gather, training_inputs
 from crosel.report.page import run_page
 from crosel.report.raster import png
-from crosel.run import RunFolder
+from crosel.runs.folder import RunFolder
+from crosel.utils.files import atomic_write, make_folder, remove_stray
 
 
 def write_report(
@@ -36,6 +36,11 @@ def write_report(
     if plots is not None:
         figures = run_figures.run_figures(runs[0], inputs[0]) if single else run_figures.shared_curves(runs)
         write_plots(figures, plots)
+
+
+def write_run_report(folder: RunFolder, data: Dataset) -> None:
+    """Write the report that every finished run carries, with its plots."""
+    write_report([folder], folder / "report.html", data=data, plots=folder / "plots")
 
 
 def _inputs(runs: Sequence[RunData], data: Dataset | None) -> list[NDArray[Any] | None]:

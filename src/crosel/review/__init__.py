@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crosel.errors import UserError
-from crosel.review.corrections import apply_corrections, export_corrections, read_corrections
+from crosel.runs.corrections import apply_corrections, export_corrections, read_corrections
 
 __all__ = ["apply_corrections", "export_corrections", "read_corrections", "serve_review"]
 

@@ -15,14 +15,14 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict
 
 from crosel.errors import UserError
-from crosel.labels import FLAGS
 from crosel.report.page import style
-from crosel.review.corrections import corrections_csv
 from crosel.review.examples import FEATURES, Examples
 from crosel.review.guard import Guard
 from crosel.review.search import STATES, Sort, State
 from crosel.review.search import Query as Wanted
-from crosel.review.store import Decision, DecisionLog
+from crosel.runs.corrections import corrections_csv
+from crosel.runs.decisions import Decision, DecisionLog
+from crosel.runs.labels import FLAGS
 
 PAGE = 60
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.labels import FLAGS
-from crosel.outcome import SavedSelection
 from crosel.report.pictures import png
 from crosel.review.search import Answer, Query, Search
-from crosel.review.store import Decisions
+from crosel.runs.decisions import Decisions
+from crosel.runs.labels import FLAGS
+from crosel.runs.outcome import SavedSelection
 
 SHOWN = 8  # candidates on a card; the others are in the dialogue
 FEATURES = 6

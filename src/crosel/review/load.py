@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.config import RunConfig
-from crosel.devices import pick_device
 from crosel.errors import UserError
-from crosel.labels import FLAGS
 from crosel.methods.base import find_method
-from crosel.outcome import read_archive, read_predictions, read_selection
 from crosel.report.gather import labels_by_columns, training_inputs
 from crosel.review.examples import Array, Examples
-from crosel.run import RunFolder, load_run
-from crosel.session import Session
-from crosel.train import predict_chunks
+from crosel.runs.folder import RunFolder, load_run
+from crosel.runs.labels import FLAGS
+from crosel.runs.outcome import read_archive, read_predictions, read_selection
+from crosel.training.devices import pick_device
+from crosel.training.session import Session
+from crosel.training.trainer import predict_chunks
 
 SECONDS = 20.0  # what computing the probabilities may take at the start
 CELLS = 1 << 29  # entries of the table of probabilities, two bytes each

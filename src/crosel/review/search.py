@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.labels import FLAGS
-from crosel.review.store import CODES, Decisions
+from crosel.runs.decisions import CODES, Decisions
+from crosel.runs.labels import FLAGS
 
 State = Literal["all", "undecided", "decided", "changed", "skipped"]
 Sort = Literal["least", "most", "row"]  # confidence from below, from above, or as the data stand

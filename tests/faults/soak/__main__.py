@@ -39,7 +39,7 @@ PARTS = {
 def machine() -> dict[str, Any]:
     import torch
 
-    from crosel.environment import environment
+    from crosel.runs.environment import environment
 
     found = environment([])
     return {

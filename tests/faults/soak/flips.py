@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel import checkpoint
+from crosel.training import checkpoint
 
 
 def regions(content: bytes) -> Iterator[tuple[str, int, int]]:
@@ -57,7 +57,7 @@ def small_run(folder: Path) -> Path:
     import torch
 
     from crosel.config import build_config
-    from crosel.pipeline import train_run
+    from crosel.runs.pipeline import train_run
 
     values = {"source": "digits", "candidates": "uniform:q=0.3", "method": {"name": "cc"}}
     config = build_config(settings=["train.epochs=2", "network.width=2", "train.batch_size=256"], values=values)

@@ -33,8 +33,8 @@ def leak(folder: Path, out: Path | None, epochs: int = EPOCHS) -> dict[str, Any]
     import torch
 
     from crosel.config import build_config
-    from crosel.console import Console
-    from crosel.pipeline import train_run
+    from crosel.runs.pipeline import train_run
+    from crosel.utils.console import Console
 
     samples: list[float] = []
 
@@ -58,7 +58,7 @@ def feature_run(folder: Path) -> Path:
     import torch
 
     from crosel.config import build_config
-    from crosel.pipeline import train_run
+    from crosel.runs.pipeline import train_run
 
     draw = np.random.default_rng(0)
     y = np.arange(400) % 4

@@ -19,8 +19,8 @@ PROGRAM = """
 import sys, numpy as np, torch
 from pathlib import Path
 from crosel.config import build_config
-from crosel.pipeline import train_run
-from crosel.train import predict_chunks
+from crosel.runs.pipeline import train_run
+from crosel.training.trainer import predict_chunks
 torch.set_num_threads(int(sys.argv[2]))
 tables = {}
 for name in sys.argv[3:]:

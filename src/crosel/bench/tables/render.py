@@ -1,0 +1,274 @@
+"""Tables as markdown, csv and LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from crosel.bench.tables.build import Row, Table, usual_settings
+from crosel.bench.tables.collect import Collection
+from crosel.bench.tables.paper import METRICS, Figure, paper, whole_method
+from crosel.bench.tables.statistics import Estimate, PairedTest
+from crosel.utils.console import duration
+from crosel.utils.csv_cells import csv_line
+
+TITLES = dict(zip(METRICS, ("accuracy", "S-ratio", "S-acc"), strict=True))
+FORMATS = ("markdown", "csv", "latex")
+ENDINGS = {".md": "markdown", ".txt": "markdown", ".csv": "csv", ".tex": "latex"}
+
+
+class Text(NamedTuple):
+    """What stands in a cell, before it is escaped."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    cell: Callable[[Row], Text]
+    right: bool = True
+
+
+def render(tables: Sequence[Table], form: str, notes: Sequence[str] = ()) -> str:
+    """All tables in one text. A csv holds nothing but its lines, so notes are left out there."""
+    if form == "csv":
+        return csv_text(tables)
+    return "\n".join([*map(_PAGE[form], tables), *_NOTES[form](notes)])
+
+
+def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
+    """Lines that belong under the tables: what stands in them, and what was left out."""
+    rows = [row for table in tables for row in table.rows]
+    lines = []
+    if rows:
+        lines.append("Last epoch; mean ± standard deviation over n seeds, best accuracy in bold.")
+        lines.append("Time covers all epochs; images/s is their median. Runs that shared a device were slower.")
+    if any(row.paper for row in rows):
+        lines.append(
+            f"Paper: {paper()['setting']}; for other networks and numbers of epochs, its figures are only a guide."
+        )
+    lines += [
+        f"The paper's nearest figures are for {data}; "
+        f"its whole method reaches {estimate_text(whole_method(data))} there."
+        for data in sorted({other_data(row) for row in rows} - {""})
+    ]
+    if any(table.held_out for table in tables):
+        lines.append(
+            "Held out: accuracy on held-out training examples, not on the test set; "
+            "the paper's figures use the test set."
+        )
+    if any(row.test for row in rows):
+        lines.append(
+            "p: two-sided paired t-test of the accuracy against the best row, over common seeds (their number);"
+            " –: all differences are equal."
+        )
+    published = paper()["published"]
+    lines += [
+        f"Published for {table.dataset}: {published[table.dataset]} ({published['source']})."
+        for table in tables
+        if table.dataset in published
+    ]
+    lines += [f"Not finished: {run.path} (epoch {run.epochs_done} of {run.epochs})" for run in collection.unfinished]
+    return lines + [f"Left out: {problem}" for problem in collection.problems]
+
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+
+def estimate_text(value: Estimate | Figure | None) -> str:
+    if value is None:
+        return ""
+    return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")
+
+
+def test_text(test: PairedTest | None) -> str:
+    if test is None:
+        return ""
+    if math.isnan(test.p):
+        return f"– ({test.n})"
+    return f"{'< 0.001' if test.p < 0.001 else f'{test.p:.3f}'} ({test.n})"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.removeprefix('method.')}={value_text(value)}" for name, value in settings.items())
+
+
+def usual_text(table: Table) -> str:
+    """What holds for the rows that do not say otherwise."""
+    usual = usual_settings(table.rows)
+    shared = {name: value for found in usual.values() for name, value in found.items()}
+    parts = [settings_text({name: value for name, value in shared.items() if not name.startswith("method.")})]
+    for method, found in usual.items():
+        own = settings_text({name: value for name, value in found.items() if name.startswith("method.")})
+        parts.append(f"{method}: {own}" if own and len(usual) > 1 else own)
+    said = "; ".join(filter(None, parts))
+    return f"Unless stated otherwise: {said}." if said else ""
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "+".join(map(value_text, value))
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "none"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _columns(table: Table) -> list[Column]:
+    usual = usual_settings(table.rows)
+    columns = [
+        Column("method", lambda row: Text(row.method), right=False),
+        Column("settings", lambda row: Text(settings_text(row.departures(usual[row.method]))), right=False),
+        Column("network", lambda row: Text(row.network), right=False),
+        Column("epochs", lambda row: Text(str(row.epochs))),
+        Column("n", lambda row: Text(str(len(row.seeds)))),
+    ]
+    for metric in METRICS:
+
+        def ours(row: Row, metric: str = metric) -> Text:
+            return Text(estimate_text(row.metrics.get(metric)), row.best and metric == "accuracy")
+
+        def papers(row: Row, metric: str = metric) -> Text:
+            return Text(estimate_text(row.paper.get(metric)))
+
+        if any(metric in row.metrics for row in table.rows):
+            columns += [Column(f"{TITLES[metric]} (%)", ours), Column("paper", papers)]
+        if metric == "accuracy":
+            columns.append(Column("p", lambda row: Text(test_text(row.test))))
+    return [
+        *columns,
+        Column("paper's data, if different", lambda row: Text(other_data(row)), right=False),
+        Column("time", lambda row: Text(duration(row.seconds.mean) if row.seconds else "")),
+        Column("images/s", lambda row: Text(f"{row.images_per_second.mean:.0f}" if row.images_per_second else "")),
+        Column("memory (MiB)", lambda row: Text(f"{row.peak_memory_mib:.0f}" if row.peak_memory_mib else "")),
+        Column("hardware", lambda row: Text("; ".join(row.hardware)), right=False),
+    ]
+
+
+def _used(table: Table) -> tuple[list[Column], list[list[Text]]]:
+    """The columns in which anything stands, and the cells."""
+    columns = [column for column in _columns(table) if any(column.cell(row).text for row in table.rows)]
+    return columns, [[column.cell(row) for column in columns] for row in table.rows]
+
+
+def other_data(row: Row) -> str:
+    return next((figure.other_data for figure in row.paper.values()), "")
+
+
+def title(table: Table) -> str:
+    held_out = f"accuracy on {table.held_out:g} of the training examples, held out" if table.held_out else ""
+    return ", ".join(filter(None, (table.dataset, table.rule, held_out)))
+
+
+# --- markdown -----------------------------------------------------------------------------------------------------
+
+
+def escape_markdown(text: str) -> str:
+    """Keep text from being read as markup; an underscore within a word is none, and stays legible."""
+    text = re.sub(r"([\\`*|<>\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+
+
+def markdown_table(table: Table) -> str:
+    columns, cells = _used(table)
+
+    def line(parts: Sequence[str]) -> str:
+        return f"| {' | '.join(parts)} |"
+
+    def cell(text: Text) -> str:
+        escaped = escape_markdown(text.text)
+        return f"**{escaped}**" if text.bold and escaped else escaped
+
+    rule = "|".join("---:" if column.right else "---" for column in columns)
+    head = [f"### {escape_markdown(title(table))}", "", line([column.title for column in columns]), f"|{rule}|"]
+    usual = usual_text(table)
+    below = ["", escape_markdown(usual)] if usual else []
+    return "\n".join([*head, *(line([cell(text) for text in row]) for row in cells), *below, ""])
+
+
+def _markdown_notes(notes: Sequence[str]) -> list[str]:
+    return [*(f"- {escape_markdown(note)}" for note in notes), ""] if notes else []
+
+
+# --- LaTeX --------------------------------------------------------------------------------------------------------
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "–": "--",
+    "|": r"\textbar{}", "λ": r"$\lambda$", "γ": r"$\gamma$", "β": r"$\beta$",
+}  # fmt: skip
+
+
+def escape_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+def latex_table(table: Table) -> str:
+    """A table for the booktabs package."""
+    columns, cells = _used(table)
+
+    def cell(text: Text) -> str:
+        escaped = escape_latex(text.text)
+        return rf"\textbf{{{escaped}}}" if text.bold and escaped else escaped
+
+    def line(parts: Sequence[str]) -> str:
+        return " & ".join(parts) + r" \\"
+
+    caption = ". ".join(filter(None, (title(table), usual_text(table))))
+    return "\n".join([
+        r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(caption)}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}", r"\toprule",
+        line([escape_latex(column.title) for column in columns]), r"\midrule",
+        *(line([cell(text) for text in row]) for row in cells),
+        r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+    ])  # fmt: skip
+
+
+def _latex_notes(notes: Sequence[str]) -> list[str]:
+    needed = r"For the preamble: \usepackage{booktabs}"
+    return [*(f"% {' '.join(note.split())}" for note in (needed, *notes)), ""]
+
+
+# --- csv ----------------------------------------------------------------------------------------------------------
+
+
+def csv_text(tables: Sequence[Table]) -> str:
+    """One line a row, numbers in full, and the same columns always."""
+    lines: list[bytes] = []
+
+    def write(cells: Sequence[Any]) -> None:
+        # Names of methods and sources come from outside: csv_line lets no formula through.
+        lines.append(csv_line("" if cell is None else str(cell) for cell in cells))
+
+    metric_names = [f"{stem}{metric}{end}" for metric in METRICS for stem in ("", "paper_") for end in ("", "_sd")]
+    write([
+        "dataset", "candidates", "method", "settings", "network", "epochs", "n", "seeds", *metric_names, "best", "p",
+        "pairs", "seconds", "images_per_second", "peak_memory_mib", "hardware", "held_out", "paper_data",
+    ])  # fmt: skip
+    for table in tables:
+        for row in table.rows:
+            numbers: list[Any] = []
+            for metric in METRICS:
+                for value in (row.metrics.get(metric), row.paper.get(metric)):
+                    numbers += [_full(value.mean if value else None), _full(value.deviation if value else None)]
+            write([
+                table.dataset, table.rule, row.method, settings_text(row.settings), row.network, row.epochs,
+                len(row.seeds), " ".join(map(str, row.seeds)), *numbers, int(row.best),
+                _full(row.test.p if row.test else None), row.test.n if row.test else "",
+                _full(row.seconds.mean if row.seconds else None),
+                _full(row.images_per_second.mean if row.images_per_second else None), _full(row.peak_memory_mib),
+                "; ".join(row.hardware), _full(table.held_out), other_data(row),
+            ])  # fmt: skip
+    return b"".join(lines).decode("utf-8")
+
+
+def _full(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.8g}"
+
+
+_PAGE: dict[str, Callable[[Table], str]] = {"markdown": markdown_table, "latex": latex_table}
+_NOTES: dict[str, Callable[[Sequence[str]], list[str]]] = {"markdown": _markdown_notes, "latex": _latex_notes}

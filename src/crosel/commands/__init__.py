@@ -1,1 +1,0 @@
-"""The verbs of the command line that have no package of their own: `demo`, `eval`, `predict`, `info`."""

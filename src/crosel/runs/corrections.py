@@ -1,0 +1,146 @@
+"""Decisions as a table: out of a review, and into the next training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crosel.data import Dataset
+from crosel.data.text import CsvFile
+from crosel.errors import UserError, did_you_mean, tell
+from crosel.runs.decisions import Decisions, read_lines, replay
+from crosel.runs.folder import RunFolder
+from crosel.utils.csv_cells import csv_line, unguard
+from crosel.utils.files import atomic_write, folder_of, keep_apart
+from crosel.utils.limits import shown
+
+COLUMNS = ("id", "label", "decision")
+
+
+def corrections_csv(decisions: Decisions, ids: Sequence[str], classes: Sequence[str]) -> bytes:
+    lines = [csv_line(COLUMNS)]
+    for row, decision in decisions.in_force():
+        lines.append(csv_line((ids[row], "" if decision.label < 0 else classes[decision.label], decision.kind)))
+    return b"".join(lines)
+
+
+def export_corrections(run: Path, out: Path) -> int:
+    """Write a run's decisions as csv (id, label, decision), also while it is under review; return their number."""
+    folder = RunFolder(run)
+    config = folder.read_config()  # says what is wrong with the folder, if anything
+    saved = folder.read_candidates()
+    ids, decisions = saved.ids, Decisions(len(saved.candidates))
+    for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes).notes():
+        tell(note)
+    keep_apart(out, run / "review.jsonl", config.source, config.data.inputs)
+    if out.suffix.lower() != ".csv":
+        raise UserError(f"{out}: decisions are written as .csv; use this ending")
+    count = int((decisions.kinds > 0).sum())
+    if not count:
+        raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
+    with folder_of(out):
+        atomic_write(out, corrections_csv(decisions, ids, saved.classes))
+    return count
+
+
+def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
+    """Known labels by row, as class numbers, from an exported csv or from a log (jsonl). Skipped examples have none."""
+    rows = _Rows([data.example_id(i) for i in range(data.n)])
+    if path.suffix.lower() == ".jsonl":
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
+        decisions = Decisions(data.n)
+        passed = replay(read_lines(path), decisions, rows.of_entry, data.classes)
+        if passed.foreign:
+            raise UserError(
+                f"{path}: line {passed.foreign[0]}: this decision is not about this data (another id, row or label); "
+                "give the decisions of a run on this data"
+            )
+        if passed.torn:
+            tell(f"{path}: line {passed.torn[0]} is cut short or no JSON, and is ignored ({len(passed.torn)} such)")
+        return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
+    if path.suffix.lower() == ".csv":
+        return _read_csv(path, data, rows)
+    raise UserError(f"{path}: corrections must be a .csv (exported) or .jsonl (the log) file")
+
+
+def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
+    number = {name: j for j, name in enumerate(data.classes)}
+    found: dict[int, int] = {}
+    for place, name, label in _csv_rows(path):
+        if label == "":
+            continue
+        row = rows.find(name) if rows.find(name) is not None else rows.find(unguard(name))
+        if row is None:
+            raise UserError(
+                f"{place}: no example has the id {shown(name)}; remove the line, or give the ids of the data"
+            )
+        if row < 0:
+            raise UserError(f"{place}: several examples have the id {shown(name)}; ids must be unique")
+        j = number.get(label, number.get(unguard(label)))
+        if j is None:
+            near = did_you_mean(label, data.classes)
+            raise UserError(f"{place}: {shown(label)} is not one of the {len(data.classes)} classes{near}")
+        if found.setdefault(row, j) != j:
+            raise UserError(f"{place}: example {shown(name)} has two labels; remove one of them")
+    return found
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(place, id, label) of each row."""
+    try:
+        table = CsvFile(path)
+        missing = [name for name in ("id", "label") if name not in table.header]
+        if missing:
+            raise UserError(f"{path}, line 1: there is no column '{missing[0]}'; corrections need id and label")
+        name, label = map(table.header.index, ("id", "label"))
+        for line, row in table.rows():
+            yield f"{path}, line {line}", row[name], row[label]
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+class _Rows:
+    """Rows by id. An id that several examples share is found only together with its row."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = ids
+        self._row: dict[str, int] = {}
+        for row, name in enumerate(ids):
+            self._row[name] = -1 if name in self._row else row
+
+    def find(self, name: str) -> int | None:
+        """The row; -1 for an id that several examples have, None for one that none has."""
+        return self._row.get(name)
+
+    def of_entry(self, entry: dict[str, Any]) -> int:
+        name, row = entry.get("id"), entry.get("row")
+        if isinstance(row, int) and not isinstance(row, bool) and 0 <= row < len(self._ids) and self._ids[row] == name:
+            return row
+        found = self._row.get(name) if isinstance(name, str) else None  # the data may stand in another order now
+        if found is None or found < 0:
+            raise ValueError("no such example")
+        return found
+
+
+def apply_corrections(data: Dataset, corrections: dict[int, int]) -> Dataset:
+    """The data with a set of one label wherever the label is known, so that every method takes it as given."""
+    assert data.candidates is not None
+    if not corrections:
+        return data
+    rows, labels = np.array(list(corrections)), np.array(list(corrections.values()))
+    changed: dict[str, Any] = {}
+    for name in ("candidates", "weights"):  # both are [n, k], and 0 outside the set
+        table = getattr(data, name)
+        if table is not None:
+            table = table.copy()
+            table[rows] = 0
+            table[rows, labels] = 1
+            changed[name] = table
+    return replace(data, **changed)

@@ -1,0 +1,81 @@
+"""Where and by what a run, or a benchmark, was made: for the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import crosel
+from crosel.utils.redact import without_secrets
+
+
+def environment(command: list[str], device: torch.device | None = None) -> dict[str, Any]:
+    """Versions, hardware, the commit, the command that is given, and what it computes on."""
+    out: dict[str, Any] = {
+        "crosel": crosel.__version__, "python": platform.python_version(), "torch": torch.__version__,
+        "numpy": np.__version__, "platform": f"{platform.system()} {platform.machine()}", "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(), "command": command, "commit": _commit(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        out |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return out if device is None else out | {"device": device.type}
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, with a mark if it has been changed."""
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
+    try:
+        # Installed into someone's project, the package lies in a repository that is not ours.
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=5, check=True)
+        result = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("CROSEL_COMMIT")
+    return result.stdout.strip()
+
+
+def command_line() -> list[str]:
+    """What was typed, for the record; without what should be known to nobody else."""
+    return ["crosel", *without_secrets(sys.argv[1:])]
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """What a run's environment.json says; nothing where it cannot be read: no table and no report hangs on it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def hardware(environment: Mapping[str, Any]) -> str:
+    """What a run was trained on, in words; empty where that is not known."""
+    if not environment:
+        return ""
+    # A card may be there without being used.
+    if environment.get("gpu") and (environment.get("device") or _asked(environment.get("command"))) != "cpu":
+        return str(environment["gpu"])
+    threads = environment.get("threads") or environment.get("cpu_count")
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}" if threads else "CPU"
+
+
+def _asked(command: Any) -> str:
+    """The device that a command names, for runs that did not note it yet; of a flag given twice, the last counts."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    named: list[str] = re.findall(r"--device[ =](\S+)", " ".join(words))
+    return named[-1] if named else ""

@@ -1,0 +1,206 @@
+"""One run from start to end: data, candidate sets, training, labels, report."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crosel.config import RunConfig
+from crosel.data import Dataset, draw_candidates, with_classes_of
+from crosel.data.summary import summarise
+from crosel.errors import Interrupted, UserError
+from crosel.runs.corrections import apply_corrections, read_corrections
+from crosel.runs.environment import command_line, environment
+from crosel.runs.folder import RunFolder, load_data, with_full_paths
+from crosel.runs.labels import label_table, write_labels
+from crosel.runs.outcome import write_predictions, write_selection
+from crosel.training.build import build_session, check_batch, resolve
+from crosel.training.checkpoint import Checkpoint
+from crosel.training.loggers import LoggerWatcher, check_loggers
+from crosel.training.memory import check_budget
+from crosel.training.session import Session
+from crosel.training.trainer import fit
+from crosel.utils.console import Console
+from crosel.utils.distributed import ONE, World
+from crosel.utils.out_of_memory import in_building
+
+ReportWriter = Callable[[RunFolder, Dataset], None]
+
+
+class StopFlag:
+    """Set by the first Ctrl-C or SIGTERM; the loop looks at it after every step. A second Ctrl-C is immediate."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def __call__(self) -> bool:
+        return self._event.is_set()
+
+    def set(self, number: int, frame: FrameType | None) -> None:
+        if self._event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._event.set()
+
+
+@contextmanager
+def stop_signals(flag: StopFlag | None = None) -> Iterator[StopFlag]:
+    """Catch Ctrl-C and SIGTERM for the length of a run (only the main thread may)."""
+    flag = flag or StopFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    old = {number: signal.signal(number, flag.set) for number in (signal.SIGINT, signal.SIGTERM)}
+    if any(getattr(handler, "asked", False) for handler in old.values()):  # before, while nothing could stop in order
+        flag.set(signal.SIGTERM, None)
+    try:
+        yield flag
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def train_run(
+    config: RunConfig,
+    out: Path,
+    device: torch.device,
+    resume: bool = False,
+    console: Console | None = None,
+    trust_code: bool = False,
+    corrections: Path | None = None,
+    world: World = ONE,
+    loggers: Sequence[str] = (),
+    write_report: ReportWriter | None = None,
+) -> Session:
+    """Train into a run folder; with `resume`, go on with the run that is there, if there is one.
+
+    `trust_code` lets a network named `module:factory` be imported. `corrections` is a file of known labels, as a review
+    leaves it: their examples get a candidate set of that one label. Of several ranks only the first looks at the run
+    folder, and the others begin with what it tells them. `loggers` names other places for the metrics.
+    `write_report` writes the report of the finished run: `crosel.report.write_run_report`, or none.
+    """
+    check_loggers(loggers)
+    console = console or Console(quiet=True)
+    folder, stop = RunFolder(out), StopFlag()
+    try:
+        with ExitStack() as held:
+            build = partial(build_session, device=device, trust_code=trust_code, world=world)
+
+            def lead() -> Session:
+                held.enter_context(folder.locked())
+                folder.check_can_hold(resume or world.restarted)
+                data = load_data(config, progress=console.on_images)
+                for note in (*data.notes, *data.remarks()):
+                    console.say(note)
+                full = with_full_paths(resolve(config, data))
+                _guard(held, stop, full, device)
+                held.callback(folder.wait)  # however the run ends: what it says is saved is on the disk
+                if folder.exists:
+                    return _go_on(folder, full, data, build, console, corrections)
+                return _begin(folder, full, data, build, console, corrections)
+
+            def follow(start: Start) -> Session:
+                _guard(held, stop, start[0], device)
+                return _follow(start, build)
+
+            session = world.begin(lead, _start, follow)
+            if world.rank:
+                fit(session, (), stop)
+            elif folder.is_done:
+                console.say(f"{out} is already finished")
+            else:
+                others = [LoggerWatcher(name, folder.path, session, console.say) for name in loggers]
+                for watcher in others:
+                    held.callback(watcher.close)
+                fit(session, (folder, console, *others), stop)
+                for line in finish(folder, session, write_report):
+                    console.say(line)
+            return session
+    except Interrupted:
+        again = f"crosel train --resume --out {out}{' --trust-code' if trust_code else ''}"
+        raise Interrupted(f"stopped; the state is saved. Continue with: {again}") from None
+    finally:
+        console.close()
+
+
+Build = Callable[[RunConfig, Dataset], Session]  # knows what the run computes on
+
+
+def _begin(
+    folder: RunFolder, config: RunConfig, data: Dataset, build: Build, console: Console, corrections: Path | None
+) -> Session:
+    """Begin a run in the folder."""
+    data = draw_candidates(data, config.candidates, config.seed)
+    known = read_corrections(corrections, data) if corrections else {}
+    data = apply_corrections(data, known)
+    session = build(config, data)  # before anything is written: it may refuse the config
+    check_batch(session)
+    check_budget(session)
+    folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
+    if corrections and not known:
+        console.say(f"{corrections}: no known label in it, so nothing is corrected")
+    for line in (*config.remarks(), *summarise(data).doubts()):
+        console.say(line)
+    return session
+
+
+def _go_on(
+    folder: RunFolder, config: RunConfig, data: Dataset, build: Build, console: Console, corrections: Path | None
+) -> Session:
+    """Go on with the run in the folder, from its last checkpoint."""
+    if corrections:
+        raise UserError(f"{folder.path}: corrections apply only to a new run; choose another --out")
+    folder.take_config(config)
+    session = build(config, folder.with_candidates(with_classes_of(data, config.candidates)))
+    for line in folder.restore(session):
+        console.say(line)
+    if not folder.is_done:
+        check_budget(session)
+    return session
+
+
+def _guard(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.device) -> None:
+    """What holds from here to the end of the run: signals wait for the end of a step, too little memory is one line."""
+    held.enter_context(stop_signals(stop))
+    held.enter_context(in_building(device, config.train.data_on))
+
+
+# config, candidate sets, and a checkpoint's two halves
+Start = tuple[RunConfig, NDArray[np.bool_] | None, dict[str, Tensor], dict[str, Any]]
+
+
+def _start(session: Session) -> Start:
+    """What another rank needs to stand where this one does; it has the data from its own disk."""
+    tensors, state = session.state()
+    return session.config, session.data.candidates, {name: t.cpu() for name, t in tensors.items()}, state
+
+
+def _follow(start: Start, build: Build) -> Session:
+    config, sets, tensors, state = start
+    session = build(config, replace(with_classes_of(load_data(config), config.candidates), candidates=sets))
+    session.restore(Checkpoint(tensors, state))
+    return session
+
+
+def finish(folder: RunFolder, session: Session, write_report: ReportWriter | None = None) -> list[str]:
+    """Write what a finished run leaves behind; `done` comes last. Return what there is to say about it."""
+    folder.wait()  # the report shows the last epoch, too
+    table = label_table(session)
+    write_selection(session, folder / "selection.npz")
+    write_predictions(session, table, folder / "predictions.npz")
+    write_labels(table, folder / "labels.csv")
+    if write_report is not None:
+        write_report(folder, session.data)
+    folder.finish()
+    return table.remarks()

@@ -1,0 +1,173 @@
+"""The data on the device: raw examples, their normalisation, their views, and the order they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from crosel.augment import View
+from crosel.data.dataset import Dataset
+from crosel.methods.base import Batch, Stream
+from crosel.training.host_rows import HostRows
+from crosel.utils.distributed import ONE, World
+
+
+class Normaliser(nn.Module):
+    """Raw uint8 images or float features -> zero mean and unit variance for each channel or column.
+
+    Its two buffers are saved with the networks, so prediction needs nothing but the run.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    @classmethod
+    def of(cls, data: Dataset) -> Normaliser:
+        """Use the published values where the dataset has them, otherwise those of its training examples."""
+        if data.mean is not None and data.std is not None:
+            mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+        elif data.is_image:
+            mean, std = _pixel_statistics(torch.from_numpy(data.x))
+        else:
+            x = torch.from_numpy(data.x).double()
+            mean, std = x.mean(dim=0), x.std(dim=0, unbiased=False)
+        std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant column says nothing: leave its scale
+        shape = (-1, 1, 1) if data.is_image else (-1,)
+        return cls(mean.float().view(shape), std.float().view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        if raw.ndim == 4:  # the layout in which convolutions run fastest
+            raw = raw.contiguous(memory_format=torch.channels_last)
+        return (raw - self.mean) / self.std
+
+
+def _pixel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, from counts of grey levels: exact, and no float copy of the images."""
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
+    mean = (counts * levels).sum(dim=1) / counts.sum(dim=1)
+    square = (counts * levels**2).sum(dim=1) / counts.sum(dim=1)
+    return mean, (square - mean**2).clamp_min(0).sqrt()
+
+
+def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generator) -> Tensor:
+    """Indices for one epoch, [steps, batch], on the pool's device: the pool in random order, again and again.
+
+    Every member comes at least once if the epoch is long enough, and no batch holds one twice unless the pool is
+    smaller than a batch.
+    """
+    total, n = steps * batch, len(pool)
+    rounds = max(1, -(-total // n))
+    order = torch.rand(rounds, n, generator=generator, device=pool.device).argsort(dim=1)
+    for r in range(1, rounds if n >= batch else 1):
+        # So many of the batch under way came from the round before; in this one they go to the back.
+        tail = r * n % batch
+        if tail:
+            seen = torch.isin(order[r], order[r - 1, n - tail :])
+            order[r] = order[r][seen.to(torch.uint8).argsort(stable=True)]
+    return pool[order.flatten()[:total]].view(steps, batch)
+
+
+class TrainingTensors:
+    """Training examples on the device, and the batches a method asks for."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        views: Mapping[str, View],
+        normalise: Normaliser,
+        device: torch.device,
+        on_host: bool = False,
+        world: World = ONE,
+    ) -> None:
+        self.x = torch.from_numpy(data.x)
+        self.host = HostRows(self.x, device) if on_host else None
+        if not on_host:
+            self.x = self.x.to(device)
+        self.views, self.normalise, self.world = views, normalise, world
+        self.everything = torch.arange(data.n, device=device)
+
+    def epoch_indices(
+        self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Draw the order of every stream for one epoch."""
+        tables = {
+            name: draw_indices(self.everything if s.pool is None else s.pool, steps, batch, generator)
+            for name, s in streams.items()
+        }
+        if self.host is not None:
+            own = self.world.rows(batch)
+            self.host.begin_epoch({name: table[:, own] for name, table in tables.items()})
+        return tables
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Raw examples, wherever they are kept."""
+        return self.x[index.to(self.x.device)]
+
+    def fetch(self, step: int) -> dict[str, Tensor]:
+        """The raw examples of a step that have to come from the host, by stream; none where the device has them all."""
+        return self.host.fetch(step) if self.host is not None else {}
+
+    def batches(
+        self,
+        indices: Mapping[str, Tensor],
+        streams: Mapping[str, Stream],
+        generator: torch.Generator,
+        fetched: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Batch]:
+        """Gather raw examples (unless fetched) and make every wanted view; `name#2` is one more draw of view `name`.
+
+        What several streams want of one view is made at once: on a GPU, many small operations cost their number.
+        Every rank draws for the whole batch, so that all generators stay in step, and makes its own rows of it.
+        """
+        if not indices:
+            return {}
+        own = {name: self.world.own(index) for name, index in indices.items()}
+        raw = _joined([fetched[name] for name in own]) if fetched else self.x[_joined(list(own.values()))]
+        if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
+            raw = self.normalise(raw)
+        rows = dict(zip(own, _parted(raw, [len(i) for i in own.values()]), strict=True))
+        views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
+        for view, wanted in _wishes(indices, streams).items():
+            if view not in self.views:  # a fault of the method
+                raise ValueError(
+                    f"stream '{wanted[0][0]}' asks for a view '{view}'; choose from {', '.join(self.views)}"
+                )
+            every = [name for name, _ in wanted] == list(indices)
+            draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
+            seen = self.views[view].apply(
+                raw if every else _joined([rows[name] for name, _ in wanted]),
+                {key: self.world.own(value, len(wanted)) for key, value in draw.items()},
+            )
+            if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
+                seen = self.normalise(seen)
+            sizes = [len(own[name]) for name, _ in wanted]
+            for (name, key), part in zip(wanted, _parted(seen, sizes), strict=True):
+                views[name][key] = part
+        return {name: Batch(own[name], views[name], everyone=index) for name, index in indices.items()}
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One after the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _parted(whole: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    return [whole] if len(sizes) == 1 else torch.split(whole, sizes)
+
+
+def _wishes(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, list[tuple[str, str]]]:
+    """For each view: who wants it (stream), and under which name."""
+    wishes: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        for key in streams[name].views:
+            wishes.setdefault(key.partition("#")[0], []).append((name, key))
+    return wishes

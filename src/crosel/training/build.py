@@ -1,0 +1,150 @@
+"""From a config and data to a session: networks and method on the device, and what can be refused before a step."""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from types import CodeType
+
+import torch
+
+from crosel.augment import make_views
+from crosel.config import RunConfig
+from crosel.data.dataset import Dataset
+from crosel.errors import UserError
+from crosel.methods.base import Method, Problem, find_method
+from crosel.nn.networks import NetworkFactory, is_code, network_factory, network_name, raised_by
+from crosel.nn.sync_batch_norm import synchronise_norms
+from crosel.training.batches import Normaliser, TrainingTensors
+from crosel.training.memory import inputs_stay_on_host
+from crosel.training.session import Session
+from crosel.utils.distributed import ONE, World
+from crosel.utils.limits import one_line
+from crosel.utils.out_of_memory import is_out_of_memory
+
+
+def resolve(config: RunConfig, data: Dataset) -> RunConfig:
+    """Fill in what follows from the data, so that the saved config alone repeats the run."""
+    augment, network, left = config.augment, config.network, left_to_data(config)
+    if "augment.flip" in left:
+        augment = augment.model_copy(update={"flip": data.flips})
+    if "augment.cutout_fill" in left and data.is_image:
+        augment = augment.model_copy(update={"cutout_fill": middle_grey(data.brightest)})
+    if "network.name" in left:
+        network = network.model_copy(update={"name": network_name(network, data.shape)})
+    return config.model_copy(update={"augment": augment, "network": network})
+
+
+def left_to_data(config: RunConfig) -> set[str]:
+    """What `resolve` fills in, by dotted names: in these a run's own config may differ from the one it was asked by."""
+    given = {
+        **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
+        "network.name": config.network.name != "auto",
+    }
+    return {name for name, is_given in given.items() if not is_given}
+
+
+def middle_grey(brightest: int) -> int:
+    """What a cut-out square is filled with. On images that are dark throughout, 127 would be brighter than anything."""
+    return 127 if brightest >= 128 else brightest // 2
+
+
+def build_session(
+    config: RunConfig,
+    data: Dataset,
+    device: torch.device,
+    make_network: NetworkFactory | None = None,
+    trust_code: bool = False,
+    world: World = ONE,
+) -> Session:
+    """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
+    `module:factory` imports code, which needs `trust_code`."""
+    assert data.candidates is not None
+    classes = len(data.classes)
+    factory = make_network or network_factory(config.network, data.shape, classes, trust_code)
+    batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
+    if world.size > 1 and batch_size < 2 * world.size:
+        raise UserError(
+            f"a step has {batch_size} examples and there are {world.size} ranks: each needs at least two; "
+            "raise train.batch_size or start fewer processes"
+        )
+    steps = math.ceil(data.n / batch_size)
+    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs)
+    method_class = find_method(config.method.name)
+    with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
+        torch.default_generator.manual_seed(config.seed)
+        method = method_class(config.method, problem, factory).to(device)
+    if data.is_image:
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check_network(method, data, device, config.network.name)
+    method.world = world
+    if world.size > 1 and config.train.batch_norm == "synchronise":
+        synchronise_norms(method, world)
+    normalise = Normaliser.of(data).to(device)
+    return Session(
+        config, data, device, method, normalise,
+        TrainingTensors(
+            data, make_views(data.shape, config.augment), normalise, device,
+            on_host=inputs_stay_on_host(config.train.data_on, data.x.nbytes, device), world=world,
+        ),
+        torch.Generator(device).manual_seed(config.seed), steps, batch_size, world=world,
+    )  # fmt: skip
+
+
+@torch.enable_grad()
+def check_network(method: Method, data: Dataset, device: torch.device, name: str) -> None:
+    """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
+    if len({id(network) for network in method.networks}) < len(method.networks):
+        raise UserError("the factory returned the same network twice; build a new one in every call")
+    if not any(weight.requires_grad for weight in method.networks.parameters()):
+        raise UserError("the network has no weights that can be trained (requires_grad)")
+    method.eval()
+    sample = torch.zeros(2, *data.shape, device=device)
+    try:
+        out = method.outputs(sample)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        if isinstance(error, TypeError) and innermost_code(error) is Method.outputs.__code__:  # all networks returned
+            raise UserError(
+                f"the network does not return a tensor ({one_line(error)}); let it return logits [n, classes]"
+            ) from None
+        if is_code(name) and (told := raised_by(name, error)):
+            raise UserError(f"network '{name}' cannot take inputs of shape {data.shape}: {told}") from error
+        if not isinstance(error, RuntimeError | ValueError | TypeError):
+            raise
+        raise UserError(
+            f"the network cannot take inputs of shape {data.shape} ({one_line(error)}); choose another network"
+        ) from None
+    if out.shape[1:] != (2, len(data.classes)):
+        raise UserError(
+            f"the network gives {tuple(out.shape[2:])} outputs per example, but there are {len(data.classes)} classes; "
+            "give its last layer one output for each class"
+        )
+    if not out.requires_grad and not torch.is_inference_mode_enabled():
+        raise UserError(
+            "the network's outputs do not depend on weights that can be trained; "
+            "look for detach() or torch.no_grad() in its forward"
+        )
+
+
+def innermost_code(error: BaseException) -> CodeType:
+    """The function in which it was raised."""
+    return list(traceback.walk_tb(error.__traceback__))[-1][0].f_code
+
+
+@torch.no_grad()
+def check_batch(session: Session) -> None:
+    """Refuse what training would fail on: of a single example batch norm has statistics only where it has several
+    pixels."""
+    if session.batch_size > 1:
+        return
+    network = copy.deepcopy(session.method.networks[0]).train()  # a copy: running statistics move
+    try:
+        network(torch.zeros(1, *session.data.shape, device=session.device))
+    except ValueError:
+        raise UserError(
+            "this network has batch normalisation and cannot train on batches of one example; raise the batch size "
+            f"(train.batch_size is {session.config.train.batch_size})"
+        ) from None

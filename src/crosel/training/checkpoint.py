@@ -1,0 +1,207 @@
+"""Checkpoints: one safetensors file each, whose name carries the hash of its content.
+
+The file holds every tensor of the run and, as JSON in its header, everything else. It is written to a temporary
+name, flushed and renamed. A file that does not match the hash in its name is damaged, wherever the damage is, and
+the one before it is used.
+
+`Writer` writes while training goes on: hashing and writing two WRN-34-10 with their momentum takes seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from crosel.errors import UserError
+from crosel.utils.files import atomic_write, disk_errors
+from crosel.utils.limits import memory_bound
+
+_STATE: dict[str, Any] = {
+    "epoch": int, "step": int, "rows": list, "seconds": (int, float), "device": str, "data": str, "candidates": str,
+}  # fmt: skip
+_NAME = re.compile(r"epoch-(\d+)-step-(\d+)-([0-9a-f]{16})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest good checkpoint, if any, and the damaged files that were passed over."""
+
+    checkpoint: Checkpoint | None
+    damaged: list[Path]
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> Path:
+    """Write a state, which says itself after how many epochs and steps of the next; keep the newest `keep` files."""
+    return write(folder, *_copied(tensors, state), keep)
+
+
+def _copied(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor], str]:
+    """All as it is now, in the host's memory: how far the run has come, the tensors, and the state as JSON."""
+    stage, plain = f"epoch-{state['epoch']:05d}-step-{state['step']:06d}", torch.contiguous_format
+    copies = {name: t.detach().to("cpu", copy=True, memory_format=plain) for name, t in tensors.items()}
+    return stage, copies, json.dumps(state)
+
+
+def write(folder: Path, stage: str, tensors: dict[str, Tensor], state: str, keep: int) -> Path:
+    content = safetensors.torch.save(tensors, metadata={"state": state})
+    path = folder / f"{stage}-{_digest(content)}.safetensors"
+    atomic_write(path, content)
+    prune(folder, keep)
+    return path
+
+
+class Writer:
+    """Saves in a thread, one checkpoint after the other. Copies are made before `save` returns.
+
+    What a disk says no to is raised by the next `save` or by `wait`, whichever comes first. A `wait` that is ended by a
+    second Ctrl-C has not happened: the next one waits again.
+    """
+
+    def __init__(self) -> None:
+        self._written: Event | None = None  # of what is under way; a `join` must not be interrupted before Python 3.13
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> None:
+        self.wait()  # never two copies in memory
+        values = folder, *_copied(tensors, state), keep
+        self._written = Event()
+        # A thread and no pool of them: a pool takes no more work once the main thread has ended, and a run may be in
+        # another. A daemon, so that a disk that hangs does not keep a process alive that has been told to end.
+        self._thread = Thread(target=self._write, args=(self._written, *values), name="checkpoint", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # there may be no more threads: then it is written here
+            self._thread = None
+            self._write(self._written, *values)
+
+    def _write(self, written: Event, *values: Any) -> None:
+        try:
+            write(*values)
+        except BaseException as error:
+            self._error = error
+        finally:
+            written.set()
+
+    def wait(self) -> None:
+        """Return when all that was given is on the disk."""
+        if self._written is not None:
+            self._written.wait()
+        if self._thread is not None:
+            self._thread.join()  # it only lets go of its tensors by now; a process that ends meanwhile would abort
+            self._thread = None
+        self._written, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    with disk_errors(folder):
+        for _, old in _in_order(folder)[keep:]:
+            old.unlink(missing_ok=True)
+
+
+def load_newest(folder: Path) -> Found:
+    """Return the newest checkpoint whose content matches its name. Changes nothing, so a run may be under way."""
+    while True:
+        damaged: list[Path] = []
+        vanished = False
+        for digest, path in _in_order(folder):
+            try:
+                content = _read(path)
+                if _digest(content) == digest:
+                    return Found(_parse(content), damaged)
+                damaged.append(path)
+            except FileNotFoundError:  # the run that is under way has replaced it by a newer one since we looked
+                vanished = True
+            except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
+                damaged.append(path)
+        if not vanished:
+            return Found(None, damaged)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _in_order(folder: Path) -> list[tuple[str, Path]]:
+    """(digest, path) of every checkpoint, newest first."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match:
+            try:
+                age = path.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+            found.append(((int(match[1]), int(match[2]), age), match[3], path))
+    return [(digest, path) for _, digest, path in sorted(found, reverse=True)]
+
+
+def _read(path: Path) -> bytes:
+    """The content, unless it is no plain file or more than the memory holds: the folder may come from a stranger."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > memory_bound():
+        raise ValueError(f"{path}: not a plain file, or too large")
+    return path.read_bytes()
+
+
+def _parse(content: bytes) -> Checkpoint:
+    header = int.from_bytes(content[:8], "little")
+    state = json.loads(json.loads(content[8 : 8 + header])["__metadata__"]["state"])
+    for name, kind in _STATE.items():
+        if not isinstance(state[name], kind) or isinstance(state[name], bool):
+            raise ValueError(f"{name} is not a {kind}")
+    if min(state["epoch"], state["step"]) < 0 or not all(isinstance(row, dict) for row in state["rows"]):
+        raise ValueError("its progress is inconsistent")
+    tensors = safetensors.torch.load(content)
+    if "generator" not in tensors:
+        raise ValueError("it has no random state")
+    return Checkpoint(tensors, state)
+
+
+def check_fit(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse saved tensors whose names or shapes are not those that are wanted; the first that differs is named."""
+    for name in (*wanted, *sorted(saved)):
+        if name not in saved:
+            raise misfit(f"{name} is missing")
+        if name not in wanted:
+            raise misfit(f"they have {name}, and the networks do not")
+        was, now = list(saved[name].shape), list(wanted[name].shape)
+        if was != now:
+            raise misfit(f"{name} has shape {was}, but {now} is needed")
+
+
+def misfit(what: str) -> UserError:
+    return UserError(
+        f"the saved weights do not fit the networks: {what}; use the version of crosel, and of your own network or "
+        "method, that they were trained with"
+    )
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -1,0 +1,52 @@
+"""On what a run computes, and how: the device, the precision, and which kernels may be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from crosel.config import RunConfig
+from crosel.errors import UserError
+from crosel.nn import fused
+
+
+def pick_device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda") and not name.startswith("cuda:"):
+        raise UserError(f"unknown device '{name}'; choose from auto, cpu, cuda")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("device 'cuda': torch finds no CUDA device; use --device cpu")
+    if name.startswith("cuda:"):
+        number, cards = name.removeprefix("cuda:"), torch.cuda.device_count()
+        if not number.isdecimal() or int(number) >= cards:
+            raise UserError(f"there is no device '{name}'; torch finds {cards}: cuda:0 to cuda:{cards - 1}")
+        torch.cuda.set_device(int(number))  # recordings and the fused kernels go to the card that is current
+    return torch.device(name)
+
+
+def in_bfloat16(config: RunConfig, device: torch.device) -> bool:
+    """Only on a GPU: few CPUs gain by it, and on some an illegal instruction ends the process."""
+    return config.train.bf16 and device.type == "cuda"
+
+
+@contextmanager
+def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
+    """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
+    # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
+    precision: AbstractContextManager[Any] = nullcontext()
+    bf16 = in_bfloat16(config, device)
+    if bf16 or torch.is_autocast_enabled(device.type):  # a caller's own autocast does not reach in here
+        precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
+    with deterministic(device), precision, fused.use(config.train.fused):
+        yield
+
+
+def deterministic(device: torch.device) -> AbstractContextManager[None]:
+    """Convolutions by cuDNN's own choice among the kernels that give the same bits each time: no search, no cost."""
+    if device.type != "cuda":  # nothing to choose, and the flags cost more than a small layer
+        return nullcontext()
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)

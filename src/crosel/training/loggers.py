@@ -1,0 +1,117 @@
+"""Other places for a run's metrics: TensorBoard and Weights & Biases. Both are optional.
+
+The run folder's metrics.jsonl stays the truth; a logger that fails in the middle of a run is left out from then on, and
+the run goes on. A further one costs a class with `log` and `close`, and a line in `LOGGERS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from crosel.errors import UserError, choose_from
+from crosel.training.session import Session
+from crosel.training.trainer import Row
+
+Say = Callable[[str], None]
+
+
+class Logger(Protocol):
+    def log(self, epoch: int, values: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Scalars under RUN/tensorboard: `tensorboard --logdir RUN`."""
+
+    def __init__(self, folder: Path, session: Session) -> None:
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        # What a resumed run does again replaces what stands there.
+        self._writer = writer(str(folder / "tensorboard"), purge_step=session.progress.epoch + 1)
+
+    def log(self, epoch: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, epoch)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the project `crosel` (WANDB_PROJECT names another); a resumed run goes on with the same one."""
+
+    def __init__(self, folder: Path, session: Session) -> None:
+        wandb = importlib.import_module("wandb")
+        started = (folder / "environment.json").read_bytes()  # written once, when the run began
+        name = hashlib.sha256(str(folder.resolve()).encode() + started).hexdigest()[:16]
+        settings = {"name": folder.resolve().name, "id": name, "resume": "allow", "dir": str(folder)}
+        self._run = wandb.init(project=_project(), config=session.config.model_dump(mode="json"), **settings)
+
+    def log(self, epoch: int, values: dict[str, float]) -> None:
+        self._run.log(values, step=epoch)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _project() -> str | None:
+    return None if os.environ.get("WANDB_PROJECT") else "crosel"
+
+
+# Each is named as the package that it needs.
+LOGGERS: dict[str, Callable[[Path, Session], Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def check_loggers(names: Iterable[str]) -> None:
+    """Say what is wrong before a run begins."""
+    for name in names:
+        if name not in LOGGERS:
+            raise UserError(f"unknown logger '{name}'{choose_from(name, LOGGERS)}")
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"--logger {name} needs {name}, which is not installed: pip install {name}") from None
+
+
+class LoggerWatcher:
+    """Hands every epoch's numbers to a logger; whatever it does, the run goes on."""
+
+    def __init__(self, name: str, folder: Path, session: Session, say: Say) -> None:
+        self._name, self._say = name, say
+        self._logger: Logger | None = None
+        with self._switched_off_by_errors():
+            self._logger = LOGGERS[name](folder, session)
+
+    @contextmanager
+    def _switched_off_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a server that is away, a full disk: their own errors, of any kind
+            self._logger = None
+            lines = str(error).splitlines()
+            reason = lines[0] if lines else type(error).__name__
+            self._say(f"{self._name} failed ({reason}) and is switched off; metrics.jsonl has everything")
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
+        pass
+
+    def on_state(self, session: Session) -> None:
+        pass
+
+    def on_epoch(self, session: Session, row: Row) -> None:
+        if self._logger is not None:
+            numbers = {name: float(v) for name, v in row.items() if isinstance(v, int | float) and name != "epoch"}
+            with self._switched_off_by_errors():
+                self._logger.log(int(row["epoch"]), numbers)
+
+    def close(self) -> None:
+        if self._logger is not None:
+            with self._switched_off_by_errors():
+                self._logger.close()
+            self._logger = None

@@ -1,0 +1,100 @@
+"""The optimiser of a run, and what it keeps for each parameter: momentum, and with Adam squares and a count of steps.
+
+All of it exists from the start. SGD's fused form fails where some parameters have momentum and others get their first
+gradient late; and what exists can be put back after a bad step, and restored in the weights' own layout, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from crosel.training.checkpoint import check_fit
+
+if TYPE_CHECKING:
+    from crosel.config import TrainSettings
+
+# torch's names for what is kept, and those in a checkpoint
+_KEPT = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "squares", "step": "steps"}
+
+
+class Optimiser:
+    """SGD or Adam by torch's own functions. The classes that torch has around them import its compiler, whatever is
+    done with them: that would take as long as importing torch itself."""
+
+    def __init__(self, module: nn.Module, settings: TrainSettings, device: torch.device) -> None:
+        self.settings = settings
+        self.parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.state = {p: _at_start(p, settings) for p in self.parameters}
+        self._cuda = device.type == "cuda"
+        # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
+        # gradient out like its parameter only where that has no gaps.
+        self.fused = self._cuda or all(p.is_contiguous() or _channels_last(p) for p in self.parameters)
+        # A learning rate on the device can change without a new recording of the step.
+        self._lr: Any = torch.tensor(settings.lr, device=device) if self._cuda else settings.lr
+
+    def set_lr(self, lr: float) -> None:
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(lr)
+        else:
+            self._lr = lr
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters that have a gradient."""
+        moved = [p for p in self.parameters if p.grad is not None]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        momentum, decay = self.settings.momentum, self.settings.weight_decay
+        if self.settings.optimiser == "adam":
+            means, squares, steps = (self._kept(name, moved) for name in ("exp_avg", "exp_avg_sq", "step"))
+            adam(
+                moved, gradients, means, squares, [], steps, fused=self.fused, capturable=self._cuda, amsgrad=False,
+                beta1=momentum, beta2=0.999, lr=self._lr, weight_decay=decay, eps=1e-8, maximize=False,
+            )  # fmt: skip
+        else:
+            sgd(
+                moved, gradients, [*self._kept("momentum_buffer", moved)] if momentum else [], fused=self.fused,
+                weight_decay=decay, momentum=momentum, lr=self._lr, dampening=0.0, nesterov=self.settings.nesterov,
+                maximize=False,
+            )  # fmt: skip
+
+    def _kept(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
+        return [self.state[p][name] for p in parameters]
+
+
+def _at_start(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
+    """What is kept for a parameter, by torch's names."""
+    if settings.optimiser == "adam":
+        moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        return {"step": torch.zeros((), device=p.device), **moments}
+    return {"momentum_buffer": torch.zeros_like(p)} if settings.momentum else {}
+
+
+def copies_kept(settings: TrainSettings) -> int:
+    """How many times the size of its parameters an optimiser keeps."""
+    return 2 if settings.optimiser == "adam" else int(settings.momentum > 0)
+
+
+def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor]:
+    """By parameter name, as in `momentum.networks.0.stem.weight`: independent of how torch numbers its state."""
+    return {
+        f"{_KEPT[theirs]}.{name}": tensor
+        for name, p in module.named_parameters()
+        for theirs, tensor in optimiser.state.get(p, {}).items()
+    }
+
+
+def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    state = optimiser_state(optimiser, module)
+    check_fit({name: tensors[name] for name in state if name in tensors}, state)
+    for name, now in state.items():
+        now.copy_(tensors[name])
+
+
+def _channels_last(t: Tensor) -> bool:
+    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last)

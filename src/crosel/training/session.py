@@ -1,0 +1,189 @@
+"""Everything of a run that lives in memory, and how it is saved and restored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crosel.config import RunConfig
+from crosel.data.dataset import Dataset
+from crosel.errors import UserError
+from crosel.methods.base import Method
+from crosel.nn.forward import Forward
+from crosel.training import devices
+from crosel.training.batches import Normaliser, TrainingTensors
+from crosel.training.checkpoint import Checkpoint, check_fit, misfit, prefixed, without_prefix
+from crosel.training.ema import WeightAverage
+from crosel.training.optimiser import Optimiser, optimiser_state, restore_optimiser
+from crosel.utils.distributed import ONE, World
+from crosel.utils.limits import one_line
+
+
+@dataclass
+class Progress:
+    """How far a run has come. `rows` are the lines of metrics.jsonl."""
+
+    epoch: int = 0  # epochs finished
+    step: int = 0  # steps done of the epoch under way
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    sums: dict[str, Tensor] = field(default_factory=dict)  # losses added up over the epoch under way, on the device
+    seconds: float = 0.0  # spent in the epoch under way before an interruption
+
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+        for total in self.sums.values():
+            total.zero_()  # in place: a recorded step goes on adding to the same tensors
+        self.rows.append(row)
+
+
+@dataclass
+class Session:
+    """A run in memory: data and method on the device, the optimiser, and how far training has come."""
+
+    config: RunConfig
+    data: Dataset
+    device: torch.device
+    method: Method
+    normalise: Normaliser
+    train: TrainingTensors
+    generator: torch.Generator
+    steps: int  # of an epoch
+    batch_size: int  # of each stream; over all ranks
+    progress: Progress = field(default_factory=Progress)
+    order: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
+    epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
+    world: World = ONE  # the ranks that share the work
+
+    @cached_property
+    def optimiser(self) -> Optimiser:
+        """Made when it is first needed: prediction does without what it keeps."""
+        return Optimiser(self.method, self.config.train, self.device)
+
+    @property
+    def records(self) -> bool:
+        """Whether steps and passes are recorded once and replayed (CUDA graphs)."""
+        # With several ranks a step holds messages; these are sent as they come.
+        return self.device.type == "cuda" and self.config.train.cuda_graphs and self.world.size == 1
+
+    @property
+    def bf16(self) -> bool:
+        return devices.in_bfloat16(self.config, self.device)
+
+    @cached_property
+    def forward(self) -> Forward:
+        """Logits [v, rows, k] of raw inputs on the device. The method is in evaluation mode when it is called."""
+        # Not of `self`: a session that held itself would keep its memory until the garbage collector comes round.
+        config, device, method, normalise = self.config, self.device, self.method, self.normalise
+
+        def run(x: Tensor) -> Tensor:
+            with devices.computing(config, device):
+                return method.outputs(normalise(x)).float()
+
+        return Forward(run, self.config.train.eval_batch_size, self.records)
+
+    @cached_property
+    def average(self) -> WeightAverage | None:
+        decay = self.config.train.average
+        return WeightAverage(self.method.networks, decay, self.device) if decay else None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode, with the averaged weights where there are any."""
+        self.method.eval()
+        with self.average.in_place() if self.average else nullcontext():
+            yield
+
+    def statistics(self) -> Iterator[list[Tensor]]:
+        """Running statistics of batch norm, which each rank takes from its own rows: the method's, and the average's.
+
+        Apart, since how a sum over ranks is rounded depends on what else is in the message: training stays the same.
+        """
+        for tensors in (dict(self.method.named_buffers()), self._averaged()):
+            yield [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
+
+    def _averaged(self) -> dict[str, Tensor]:
+        """The averaged weights, if there are any, by the names that a checkpoint has for them."""
+        return prefixed("average", self.average.state_dict()) if self.average else {}
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes that tie a checkpoint to the data and the candidate sets of its run."""
+        return {"data": self.data.fingerprint(), "candidates": candidates_digest(self.data)}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All tensors by name, and all else as JSON."""
+        p = self.progress
+        tensors = {
+            **prefixed("method", self.method.state_dict()),
+            **prefixed("normalise", self.normalise.state_dict()),
+            **optimiser_state(self.optimiser, self.method),
+            **self._averaged(),
+            **prefixed("sums", p.sums if p.step else {}),
+            "generator": self.generator.get_state(),
+        }
+        if p.step and self.epoch_start is not None:
+            tensors["generator_at_epoch_start"] = self.epoch_start
+        state = {
+            "epoch": p.epoch, "step": p.step, "rows": p.rows, "seconds": p.seconds,
+            "device": self.device.type, **self.fingerprints,
+        }  # fmt: skip
+        return tensors, state
+
+    def load_weights(self, tensors: dict[str, Tensor]) -> None:
+        """All that prediction needs of a checkpoint, and the method's tables."""
+        load_tensors(self.method, without_prefix("method", tensors))
+        load_tensors(self.normalise, without_prefix("normalise", tensors))
+        if self.average:
+            self.average.load_state_dict(without_prefix("average", tensors))
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go back to a saved state, or say why it does not belong to this run."""
+        for what, ours in self.fingerprints.items():
+            if saved.state[what] != ours:
+                raise UserError(
+                    f"the {what} differ from those at the start of this run; nothing was changed. "
+                    "Restore the original files, for every process of the run"
+                )
+        self.load_weights(saved.tensors)
+        restore_optimiser(self.optimiser, self.method, saved.tensors)
+        step, seconds = saved.state["step"], saved.state["seconds"]
+        if saved.state["device"] == self.device.type:
+            try:
+                self.generator.set_state(saved.tensors["generator"])
+            except (RuntimeError, TypeError):
+                raise UserError(
+                    "the checkpoint's random state does not fit this version of torch; continue with the version that "
+                    "the run's environment.json names"
+                ) from None
+            self.epoch_start = saved.tensors.get("generator_at_epoch_start")
+        else:  # another kind of device has another kind of generator: fresh draws, and the epoch begins anew
+            self.generator.manual_seed(self.config.seed + 7919 * (saved.state["epoch"] + 1))
+            step, seconds = 0, 0.0
+        sums = without_prefix("sums", saved.tensors) if step else {}
+        self.progress = Progress(
+            saved.state["epoch"], step, saved.state["rows"],
+            {name: value.to(self.device) for name, value in sums.items()}, seconds,
+        )  # fmt: skip
+
+
+def candidates_digest(data: Dataset) -> str:
+    assert data.candidates is not None
+    return hashlib.sha256(np.packbits(data.candidates).tobytes()).hexdigest()[:16]
+
+
+def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    try:
+        module.load_state_dict(tensors)
+        return
+    except RuntimeError as error:
+        reason = one_line(error)
+    check_fit(tensors, module.state_dict())
+    raise misfit(reason)

@@ -1,0 +1,67 @@
+"""What release 0.1.0 left behind goes on working: run folders and pickled estimators, made by its own code.
+
+Three runs on the same 60 rows: CroSel, PiCO, and CroSel with settings whose names have changed since.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _support import CroselCli
+
+RELEASE = Path(__file__).parent / "release-0.1.0"
+RUNS = ("crosel", "pico", "crosel-averaged")
+
+
+def copy_of(name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(RELEASE / "folders" / name, tmp_path / name))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_finished_run_opens(name: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = copy_of(name, tmp_path)
+    labels = tmp_path / "labels.csv"
+    for command in (
+        ("labels", run, "--data", RELEASE, "--out", labels),
+        ("predict", run, RELEASE / "wine.csv", "--out", tmp_path / "predictions.csv"),
+        ("report", run, "--out", tmp_path / "report.html"),
+    ):
+        result = crosel_cli(*command)
+        assert result.code == 0, result.err
+    assert labels.read_bytes() == (run / "labels.csv").read_bytes()
+    assert "Labels right" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    evaluated = crosel_cli("eval", run, "--data", RELEASE, "--json")
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert json.loads(evaluated.out)["test_accuracy"] == pytest.approx(last["test_accuracy"])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupted_run_goes_on(name: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = copy_of(name, tmp_path)
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    newest = max((run / "checkpoints").iterdir())
+    newest.unlink()
+    for gone in ("done", "labels.csv", "predictions.npz"):
+        (run / gone).unlink()
+    result = crosel_cli("train", "--resume", "--out", run, "--data", RELEASE)
+    assert result.code == 0, result.err
+    assert "continuing after epoch 5" in result.err
+    again = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    before = json.loads(rows[-1])
+    for key in ("loss", "covering_rate", "test_accuracy"):
+        assert again[key] == pytest.approx(before[key], abs=1e-4)
+    assert (run / "done").is_file()
+
+
+@pytest.mark.parametrize("name", ["crosel", "proden", "averaged"])
+def test_a_pickled_estimator_predicts(name: str) -> None:
+    table = np.genfromtxt(RELEASE / "wine.csv", delimiter=",", skip_header=1, usecols=range(3, 9), encoding="utf-8")
+    clf = pickle.loads((RELEASE / f"{name}.pickle").read_bytes())
+    np.testing.assert_allclose(clf.predict_proba(table), np.load(RELEASE / f"{name}-proba.npy"), atol=1e-5)
+    assert list(clf.classes_) == ["red", "rosé", "white"]
+    assert len(clf.transduction_) == len(table)
