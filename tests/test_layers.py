@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,3 +42,16 @@ def test_a_planted_import_is_noticed(module: str, planted: str, tmp_path: Path) 
 def test_the_root_stays_small() -> None:
     modules = sorted(path.stem for path in (ROOT / "src" / "crosel").glob("*.py"))
     assert modules == ["__init__", "__main__", "bank", "candidates", "config", "errors", "losses", "nets"]
+
+
+def sources(folder: str = "") -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in (ROOT / "src" / "crosel" / folder).rglob("*.py")}
+
+
+def test_data_are_read_without_torch() -> None:
+    for path, text in sources("data").items():
+        assert not re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE), path
+
+
+def test_one_file_speaks_of_other_processes() -> None:
+    assert [path.name for path, text in sources().items() if "torch.distributed." in text] == ["distributed.py"]

@@ -126,10 +126,10 @@ def test_an_error_of_ours_in_one_cell_leaves_the_others(tmp_path: Path, monkeypa
 
     real = pipeline.finish
 
-    def broken(folder: RunFolder, session: Any) -> list[str]:
+    def broken(folder: RunFolder, session: Any, *rest: Any) -> list[str]:
         if session.config.method.name == "cc":
             raise ZeroDivisionError("oh")
-        return real(folder, session)
+        return real(folder, session, *rest)
 
     monkeypatch.setattr(pipeline, "finish", broken)
     results = run_suite(tiny({"method": ["cc", "proden"]}), tmp_path, on="here", device="cpu")

@@ -22,7 +22,7 @@ def found(name: str, method: str) -> Any:
     for start in (f"crosel.methods.{method}", "crosel.methods", "crosel"):
         whole = f"{start}.{name}" if not name.startswith("crosel.") else name
         parts = whole.split(".")
-        for cut in range(len(parts) - 1, 0, -1):
+        for cut in range(len(parts), 0, -1):
             try:
                 thing: Any = importlib.import_module(".".join(parts[:cut]))
             except ModuleNotFoundError:

@@ -59,7 +59,7 @@ def is_known(share: str, known: list[float]) -> bool:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
 def test_shares_come_from_records(page: str) -> None:
-    paper = json.loads((ROOT / "src" / "crosel" / "tables" / "paper.json").read_text(encoding="utf-8"))
+    paper = json.loads((ROOT / "src" / "crosel" / "bench" / "tables" / "paper.json").read_text(encoding="utf-8"))
     known = recorded() + list(published(paper))
     found = shares((ROOT / page).read_text(encoding="utf-8"))
     assert len(found) >= 6

@@ -13,7 +13,7 @@ from _support import CroselCli, TinyRun, small_arrays
 from PIL import Image
 
 from crosel.config import build_config
-from crosel.report import raster, run_figures, write_report
+from crosel.report import raster, run_figures, write_report, write_run_report
 from crosel.report.charts import bar_figure, dot_figure, matrix_figure, scatter_figure, spread
 from crosel.report.curves import Chart, Reliability, Series, calibration_figure, line_figure
 from crosel.report.draw import Box, Drawing, Line, Text
@@ -63,7 +63,7 @@ def test_features_have_a_table_and_a_projection(tmp_path: Path) -> None:
         values={"source": str(tmp_path / "f.npz"), "method": {"name": "crosel"}},
         settings=("train.epochs=3", "network.name=mlp", "network.hidden=[8]", "method.warmup=1"),
     )
-    train_run(config, tmp_path / "run", pick_device("cpu"))
+    train_run(config, tmp_path / "run", pick_device("cpu"), write_report=write_run_report)
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "The examples in two dimensions" in html
     assert "The first 6 of 64 features." in html
