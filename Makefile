@@ -56,4 +56,4 @@ lock: $(VENV)/ready
 		--constraint constraints.txt --output-file requirements-dev.lock pyproject.toml
 
 clean:
-	rm -rf $(VENV) demo-run .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) demo-run dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["CroSelClassifier", "PartialLabelClassifier", "UserError", "__version__"]
 
 from crosel.errors import UserError
