@@ -4,7 +4,7 @@ And the words that messages are made of, with `tell` for those that end nothing.
 from __future__ import annotations
 
 import difflib
-import sys
+import logging
 from collections.abc import Iterable, Sequence
 
 
@@ -35,8 +35,8 @@ class Elsewhere(Exception):  # noqa: N818
 
 
 def tell(text: str) -> None:
-    """Say in a line what the user should know and what is no error."""
-    print(text, file=sys.stderr)
+    """Say in a line what the user should know and what is no error. Going: modules log (`crosel.utils.log`)."""
+    logging.getLogger("crosel").warning(text)
 
 
 def counted(n: int, what: str) -> str:

@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import logging
 import math
 import os
 import shlex
@@ -31,6 +32,7 @@ from crosel.config import build_config, check_config, dotted, presets
 from crosel.estimator import CroSelClassifier
 from crosel.methods import methods
 from crosel.utils.console import Console
+from crosel.utils.log import log_lines, say_nothing
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {
@@ -527,6 +529,24 @@ def test_live_line_on_a_terminal_is_taken_away(monkeypatch: pytest.MonkeyPatch) 
     quiet.say("nothing")
     quiet.close()
     assert silent.getvalue() == ""
+
+
+def test_what_is_logged_takes_the_live_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, logger = Terminal(), logging.getLogger("crosel.somewhere")
+    monkeypatch.setattr(sys, "stderr", stream)
+    console = Console(stream)
+    with log_lines():
+        console.show("live")
+        logger.info("50 % of it")
+        assert stream.getvalue().endswith("live\r\033[K50 % of it\n")
+        console.close()
+        stream.truncate(0)
+        logger.info("a whole line")
+        say_nothing()
+        logger.warning("what another rank says")
+    logger.info("nobody has asked for it")
+    assert stream.getvalue().strip("\0") == "a whole line\n"
 
 
 def test_plain_lines_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

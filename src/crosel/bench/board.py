@@ -61,11 +61,12 @@ class Board(Screen):
         # What wraps or scrolls out of sight could not be taken away again.
         running = self._running_lines()[: max(0, size.lines - 2)]
         lines = [line[: size.columns - 1] for line in (*running, self.summary())]
-        self.put(self._erased() + "\n".join(lines) + "\n")
+        self.put_live(self._erased() + "\n".join(lines) + "\n")
         self._drawn = len(lines)
 
     def close(self) -> None:
         self.put(self._erased())
+        super().close()
 
     def summary(self) -> str:
         counts = [f"{self.ended[name]} {name}" for name in ("done", "skipped", "failed", "stopped") if self.ended[name]]

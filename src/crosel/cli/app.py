@@ -109,6 +109,7 @@ def train(
     from crosel.training.devices import pick_device
     from crosel.utils.console import Console
     from crosel.utils.distributed import joined
+    from crosel.utils.log import say_nothing
 
     values: dict[str, Any] = {
         "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
@@ -125,6 +126,8 @@ def train(
         return build_config(preset=preset, file=config, settings=set_ or (), values=values, base=base)
 
     with joined(pick_device(device)) as (world, place):
+        if world.rank:
+            say_nothing()
         built = world.begin(build, lambda made: made, lambda told: told)
         out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
         console = Console(quiet=world.rank > 0)
@@ -190,7 +193,7 @@ def predict(
     with contextlib.closing(Console()) as console:
         count = predict_file(
             run, input, out, top, pick_device(device), trust_code,
-            lambda done: console.show(counted(done, "prediction")), console.say,
+            lambda done: console.show(counted(done, "prediction")),
         )  # fmt: skip
     typer.echo(f"{counted(count, 'prediction')}: {out}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from crosel.cli.predict import tell_of_dark
+from crosel.cli.predict import warn_of_dark
 from crosel.config import build_config
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
@@ -21,11 +22,13 @@ from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import locate
 from crosel.data.table import meanings, other_columns
 from crosel.data.text import CsvFile
-from crosel.errors import UserError, some_of, tell
+from crosel.errors import UserError, some_of
 from crosel.runs.folder import load_run
 from crosel.training import metrics
 from crosel.training.session import Session
 from crosel.training.trainer import accuracies, predicted_probabilities, selection_accuracy
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate_run(
@@ -91,7 +94,7 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
             f"{source} has classes that the run does not know: {some_of(unknown, 8)}; "
             f"it knows {some_of(session.data.classes, 8)}; give the names of training (in an npz file: 'classes')"
         )
-    tell_of_dark(session, int(x.max()), source, tell)
+    warn_of_dark(session, int(x.max()), source)
     return x, np.array([ours[name] for name in other.classes])[y]
 
 
@@ -117,7 +120,7 @@ def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
     """Features in the order of training, where both have names for them."""
     if other.columns is None:
         return other
-    order = columns_of_training(session.data.columns, other.columns, source, tell)
+    order = columns_of_training(session.data.columns, other.columns, source, logger.warning)
     return replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])
 
 

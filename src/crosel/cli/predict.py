@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -10,13 +11,14 @@ from typing import IO
 import torch
 
 from crosel.data.chunks import Chunk, open_inputs
-from crosel.errors import UserError, tell
+from crosel.errors import UserError
 from crosel.runs.folder import load_run
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
 from crosel.utils.csv_cells import csv_line
 from crosel.utils.files import atomic_write_with, folder_of, keep_apart
 
+logger = logging.getLogger(__name__)
 OnPredictions = Callable[[int], None]  # called with the number of predictions so far
 
 
@@ -28,7 +30,6 @@ def predict_file(
     device: torch.device,
     trust_code: bool = False,
     progress: OnPredictions | None = None,
-    say: Callable[[str], None] = tell,
 ) -> int:
     """Write the `top` labels of each example, with their probabilities, to csv or jsonl; return how many examples."""
     suffix = out.suffix.lower()
@@ -46,8 +47,8 @@ def predict_file(
         if suffix == ".csv":
             more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
             stream.write(csv_line(["id", "label", "confidence", *more]))
-        root = session.config.data.image_root
-        for chunk in open_inputs(source, session.data.shape, session.data.columns, say, Path(root) if root else None):
+        data, root = session.data, session.config.data.image_root
+        for chunk in open_inputs(source, data.shape, data.columns, logger.warning, Path(root) if root else None):
             for name, pairs in _predictions(session, chunk, top):
                 stream.write(line(name, pairs))
             count += len(chunk.x)
@@ -58,15 +59,15 @@ def predict_file(
     with folder_of(out):
         atomic_write_with(out, write)
     if source.suffix.lower() == ".npz":
-        tell_of_dark(session, brightest, source, say)
+        warn_of_dark(session, brightest, source)
     return count
 
 
-def tell_of_dark(session: Session, brightest: int, source: object, say: Callable[[str], None]) -> None:
+def warn_of_dark(session: Session, brightest: int, source: object) -> None:
     """Numbers of images are on one of two scales. Digits in 0..16, say, are on neither: black to the networks."""
     usual = 255 * float(session.normalise.mean.max())
     if session.data.is_image and brightest < usual / 2:
-        say(
+        logger.warning(
             f"{source}: no pixel is above {brightest} of 255, and those of training are {usual:.0f} on average; "
             "unless these images really are dark, scale x to 0..255 or 0..1"
         )

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError
+from crosel.utils.log import log_lines
 
 
 def run_app(app: typer.Typer) -> None:
@@ -26,7 +27,7 @@ def run_app(app: typer.Typer) -> None:
     _open_closed_streams()
     _let_waiting_threads_sleep()
     try:
-        with _stopped_by_signals(stop):
+        with _stopped_by_signals(stop), log_lines():
             code = app(_arguments() or ["--help"], standalone_mode=False)
             sys.stdout.flush()
         if code == 130:  # how newer versions of typer put Ctrl-C; older ones let it through or raise Abort

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
 if TYPE_CHECKING:  # a download needs neither, nor torch
     from crosel.training.session import Session
@@ -56,6 +56,8 @@ def epoch_line(row: Row, epochs: int) -> str:
 class Screen:
     """Where a person reads. `quiet` silences it, and so does a stream that takes nothing any more."""
 
+    live_one: ClassVar[Screen | None] = None  # what is shown live now, and makes way for whole lines
+
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self.stream = stream or sys.stderr
         self.quiet = quiet
@@ -70,6 +72,18 @@ class Screen:
         except OSError:  # a log on a full disk, a reader that has gone: no reason to lose a run
             self.quiet, self.live = True, False
 
+    def put_live(self, text: str) -> None:
+        """Put what `say` and `close` take away again."""
+        Screen.live_one = self
+        self.put(text)
+
+    def say(self, text: str) -> None:
+        self.put(text + "\n")
+
+    def close(self) -> None:
+        if Screen.live_one is self:
+            Screen.live_one = None
+
 
 class Console(Screen):
     """A watcher of the loop that prints."""
@@ -83,12 +97,13 @@ class Console(Screen):
         """Take the live line away, so that what comes next starts on a line of its own."""
         if self.live:
             self.put(_CLEAR)
+        super().close()
 
     def show(self, text: str) -> None:
         """Put a text in the live line, at most ten times a second; nothing where there is no terminal."""
         if self.live and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
-            self.put(_CLEAR + text)
+            self.put_live(_CLEAR + text)
 
     def on_images(self, done: int, total: int) -> None:
         self.show(f"reading images {done}/{total}")
