@@ -17,9 +17,10 @@ from crosel.bench.tables.build import group
 from crosel.bench.tables.collect import deciding
 from crosel.bench.tables.paper import Figure, figures, reference, whole_method
 from crosel.bench.tables.render import estimate_text
-from crosel.config import RunConfig, build_config, dotted
+from crosel.config import RunConfig, build_config
 from crosel.runs.folder import first_difference
 from crosel.training.build import left_to_data
+from crosel.utils.trees import dotted
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "rows.md"

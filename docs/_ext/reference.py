@@ -80,7 +80,23 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 
-_REFERENCES = {"commands": commands, "settings": settings}
+def presets() -> str:
+    """Every preset with its command and what to expect of it, a table for each group."""
+    from crosel.presets import presets
+
+    groups: dict[str, list[str]] = {}
+    for preset in presets().values():
+        what = ". ".join(text.removesuffix(".") for text in (preset.title, preset.note) if text)
+        gave = [f"paper: {preset.paper}"] if preset.paper else []
+        gave += [preset.accuracy] if preset.accuracy.lower().startswith("not run") else [preset.accuracy, preset.time]
+        expected = "; ".join(text.removesuffix(".") for text in gave)
+        row = f"| `{preset.name}` | {_cell(what)}. `{preset.command}` | {_cell(expected)} |"
+        groups.setdefault(preset.name.partition("/")[0], []).append(row)
+    head = "| preset | for | accuracy and time |\n|---|---|---|"
+    return "\n".join("\n".join([f"### `{group}/…`\n", head, *rows, ""]) for group, rows in groups.items())
+
+
+_REFERENCES = {"commands": commands, "presets": presets, "settings": settings}
 
 
 def _fill(app: Sphinx, name: str, source: list[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +15,10 @@ from crosel.data.settings import DataSettings
 from crosel.errors import UserError, counted, did_you_mean
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nn.networks import NetworkSettings
+from crosel.presets import read_preset
 from crosel.utils.limits import one_line
 from crosel.utils.settings import Settings
+from crosel.utils.trees import merge
 from crosel.utils.yaml_files import parse_yaml, read_yaml
 
 
@@ -137,32 +138,6 @@ class RunConfig(Settings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _merge(base: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge. Settings of one method mean nothing to another, so a new method name starts afresh."""
-    out = dict(base)
-    for key, value in extra.items():
-        old = out.get(key)
-        if key == "method" and isinstance(value, Mapping) and isinstance(old, Mapping):
-            other = value.get("name", old.get("name")) != old.get("name")
-            out[key] = dict(value) if other else _merge(dict(old), value)
-        elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            out[key] = _merge(dict(old), value)
-        else:
-            out[key] = value
-    return out
-
-
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names, as `--set` takes them."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out |= dotted(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
-
-
 def _parse_set(items: Iterable[str]) -> dict[str, Any]:
     """`method.gamma=0.95` -> {"method": {"gamma": 0.95}}."""
     tree: dict[str, Any] = {}
@@ -214,27 +189,6 @@ def _type_of(path: Iterable[str], model: type[BaseModel] | None = None) -> Any:
     return found
 
 
-def presets() -> dict[str, Any]:
-    """Names and files of the presets that come with the package."""
-    root = resources.files("crosel") / "presets"
-    return {
-        f"{folder.name}/{file.name.removesuffix('.yaml')}": file
-        for folder in sorted(root.iterdir(), key=lambda f: f.name)
-        if folder.is_dir()
-        for file in sorted(folder.iterdir(), key=lambda f: f.name.removesuffix(".yaml"))
-        if file.name.endswith(".yaml")
-    }
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    known = presets()
-    if name not in known:
-        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; crosel info lists them all")
-    content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
-
-
 def build_config(
     *,
     preset: str | None = None,
@@ -251,7 +205,7 @@ def build_config(
     for given in ([preset_tree], [read_yaml(file) if file else {}], [flags, _parse_set(settings)]):
         before = tree
         for layer in given:
-            tree = _merge(tree, layer)
+            tree = merge(tree, layer)
         tree = _with_room(tree, _epochs(before), given)
     return check_config(tree)
 

@@ -15,8 +15,8 @@ from _support import PAPER, PAPER_VIEWS
 
 from crosel.bench import Cell, expand, parse_suite, read_suite, suites
 from crosel.bench.command import list_lines
-from crosel.config import dotted
 from crosel.errors import UserError
+from crosel.utils.trees import dotted
 
 RESULTS = Path(__file__).parents[2] / "results"
 BASE = {"source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3"}

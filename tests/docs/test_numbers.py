@@ -15,7 +15,8 @@ from _blocks import ROOT, docs_script
 
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import collect
-from crosel.config import build_config, presets
+from crosel.config import build_config
+from crosel.presets import presets
 from crosel.utils.yaml_files import read_yaml
 
 METRICS = ("test_accuracy", "selection_ratio", "oracle_selection_accuracy")
@@ -68,16 +69,14 @@ def test_shares_come_from_records(page: str) -> None:
 
 def test_presets_say_what_they_gave() -> None:
     known = recorded()
-    files = (ROOT / "src/crosel/presets").rglob("*.yaml")  # they have per cent signs in their comments only
-    found = [share for file in files for share in percentages(file.read_text(encoding="utf-8"))]
+    found = [share for name in presets() for share in percentages(head(name))]
     assert len(found) >= 10
     assert [share for share in found if not is_known(share, known)] == []
 
 
 def head(preset: str) -> str:
-    """The comment that a preset opens with, in one line."""
-    lines = presets()[preset].read_text(encoding="utf-8").splitlines()
-    return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+    """The header of a preset, in one line."""
+    return " ".join(presets()[preset].header.values())
 
 
 _GAVE = re.compile(r"(\w+:q=[\d.]+)[^:.]*: (\d+\.\d+) (?:± \d+\.\d+ )?%[^(]*\(results/([^),]+)[),]")

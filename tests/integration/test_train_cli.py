@@ -28,11 +28,13 @@ from _support import TINY, CroselCli, TinyRun, small_arrays
 from crosel import __version__
 from crosel.bench.board import Board
 from crosel.bench.cells import Options
-from crosel.config import build_config, check_config, dotted, presets
+from crosel.config import build_config, check_config
 from crosel.estimator import CroSelClassifier
 from crosel.methods import methods
+from crosel.presets import presets
 from crosel.utils.console import Console
 from crosel.utils.log import log_lines, say_nothing
+from crosel.utils.trees import dotted
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {

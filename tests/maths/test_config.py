@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,15 @@ from pydantic import Field, ValidationError
 
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import paper
-from crosel.config import RunConfig, TrainSettings, build_config, check_config, dotted, presets, read_preset
+from crosel.config import RunConfig, TrainSettings, build_config, check_config
 from crosel.data.digits import read_digits
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
+from crosel.presets import _composed, presets, read_preset
 from crosel.training.build import left_to_data, resolve
+from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
 SOURCE = {"source": "digits"}
@@ -439,20 +440,27 @@ def test_a_presets_method_settings_do_not_leak(name):
         assert config.train == build(preset=name).train
 
 
-def opening(name):
-    """The comment that a preset begins with."""
-    lines = presets()[name].read_text(encoding="utf-8").splitlines()
-    return list(itertools.takewhile(lambda text: text.startswith("#"), lines))
-
-
 @pytest.mark.parametrize("name", presets())
-def test_a_preset_opens_with_its_command_and_what_it_gave(name):
-    lines = opening(name)
-    assert any("crosel train " in text and f"--preset {name}" in text for text in lines)
-    text = " ".join(line.removeprefix("#").strip() for line in lines)
-    text = re.sub(r"Other q[^.:]*(:q=[\d.]+)?: not run", "", text)  # says nothing of the command above
-    gave = re.search(r"\d+\.\d+ (± \d+\.\d+ )?%", text) and re.search(r"\d s\b", text) and "results/" in text
-    assert gave or "not run" in text.lower(), "accuracy, seconds and the folder of the runs, or 'not run'"
+def test_a_preset_says_its_command_and_what_it_gave(name):
+    preset = presets()[name]
+    assert preset.command.startswith("crosel train ")
+    assert f"--preset {name} " in preset.command
+    gave = re.search(r"\d+\.\d+ (± \d+\.\d+ )?%.*results/", preset.accuracy) and re.search(r"\d s\b", preset.time)
+    assert gave or preset.accuracy.lower().startswith("not run"), "accuracy, seconds and the folder of the runs"
+
+
+def test_later_bases_win():
+    bases = {"a": {"note": "of a", "train": {"epochs": 1, "lr": 1}}, "b": {"train": {"epochs": 2}}}
+    entry = {
+        "bases": ["a", "b"],
+        "title": "t",
+        "command": "crosel train x --preset {preset}",
+        "accuracy": "",
+        "time": "",
+    }
+    made = _composed("g/p", {**entry, "train": {"lr": 3}}, bases)
+    assert made.settings == {"train": {"epochs": 2, "lr": 3}}
+    assert (made.note, made.command) == ("of a", "crosel train x --preset g/p")
 
 
 def rows_of_the_paper():
@@ -467,8 +475,7 @@ def rows_of_the_paper():
 def test_every_row_of_the_papers_tables_has_a_preset_that_cites_it():
     for dataset, rule, method, (mean, *deviation) in rows_of_the_paper():
         cited = f"{mean:.2f}" + "".join(f" ± {value:.2f}" for value in deviation)
-        lines = [line.removeprefix("#").split(maxsplit=1) for line in opening(f"paper/{dataset}-{method}")]
-        assert [rule, cited] in lines, f"{dataset}, {rule}, {method}"
+        assert f"{rule} {cited}" in presets()[f"paper/{dataset}-{method}"].paper.split(", "), f"{dataset}, {rule}"
 
 
 def test_every_row_of_the_papers_tables_has_a_short_preset():
@@ -478,7 +485,7 @@ def test_every_row_of_the_papers_tables_has_a_short_preset():
         config = build(preset=name)
         assert (config.method.name, config.augment.policy) == (method, "svhn" if dataset == "svhn" else "cifar10")
         assert config.network.name in ("resnet-18", "wrn-16-8")
-        assert any(text.startswith(f"#   crosel train {dataset} --data DIR --preset {name} ") for text in opening(name))
+        assert presets()[name].command.startswith(f"crosel train {dataset} --data DIR --preset {name} ")
 
 
 def test_every_row_of_the_papers_tables_is_a_cell_of_a_suite():

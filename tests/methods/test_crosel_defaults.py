@@ -11,8 +11,9 @@ from _toy import make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosel.config import build_config, presets, read_preset
+from crosel.config import build_config
 from crosel.methods.crosel import CroSel, CroSelSettings
+from crosel.presets import presets, read_preset
 
 STARTS = ("temperature_start", "lambda_cr_start", "gamma_start")
 EPOCHS = st.integers(2, 10_000)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from crosel.bench.suite import Cell
-from crosel.config import dotted
 from crosel.errors import Diverged, Interrupted, UserError
 from crosel.runs.folder import FREE_TO_CHANGE, RunFolder, first_difference
 from crosel.training.build import left_to_data
+from crosel.utils.trees import dotted
 
 Status = Literal["done", "skipped", "failed", "stopped"]
 GRACE = 120.0  # seconds a run has to finish its step and save its state, once it is asked to stop

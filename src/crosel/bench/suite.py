@@ -32,10 +32,11 @@ from typing import Any
 import yaml
 
 from crosel.bench.space import Search, check_keys, parse_search
-from crosel.config import RunConfig, build_config, dotted
+from crosel.config import RunConfig, build_config
 from crosel.data.sources import check_there
 from crosel.errors import UserError, choose_from
 from crosel.nn.networks import check_trust
+from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values

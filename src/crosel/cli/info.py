@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, get_args
 
@@ -12,10 +11,11 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import crosel
-from crosel.config import RunConfig, presets
+from crosel.config import RunConfig
 from crosel.errors import counted
 from crosel.methods import methods
 from crosel.methods.base import faulty_methods
+from crosel.presets import presets
 
 _NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
 _OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
@@ -42,13 +42,7 @@ def info_lines() -> list[str]:
         lines.append(f"no CUDA device; {counted(torch.get_num_threads(), 'CPU thread')}")
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
     lines += [f"  {name:<8} {why}" for name, why in faulty_methods().items()]
-    return [*lines, "", "presets:", *(f"  {name:<26} {_opening(file)}" for name, file in presets().items())]
-
-
-def _opening(preset: Any) -> str:
-    """What a preset is for: its comment, up to the first colon or full stop."""
-    first = preset.read_text(encoding="utf-8").partition("\n")[0]
-    return re.split(r"[:.](?:\s|$)", first.removeprefix("#").strip())[0]
+    return [*lines, "", "presets:", *(f"  {name:<26} {preset.title}" for name, preset in presets().items())]
 
 
 class Setting(NamedTuple):

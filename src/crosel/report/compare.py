@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.config import dotted
 from crosel.report import run_figures, tables
 from crosel.report.gallery import galleries
 from crosel.report.gather import RunData
@@ -18,6 +17,7 @@ from crosel.report.page import RESULTS, charts, contents, facts, notice, page, s
 from crosel.report.parts import percent, section, table
 from crosel.report.pictures import thumbnail
 from crosel.utils.console import duration
+from crosel.utils.trees import dotted
 
 DISAGREEMENTS = 24
 EXAMPLES = 8  # of each gallery: there are several runs

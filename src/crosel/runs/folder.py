@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from crosel.config import RunConfig, check_config, dotted
+from crosel.config import RunConfig, check_config
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.settings import OnImages
 from crosel.data.sources import NAMED, locate
@@ -37,6 +37,7 @@ from crosel.utils.files import (
 )
 from crosel.utils.limits import check_bytes
 from crosel.utils.out_of_memory import OneLine
+from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
 # Settings that do not decide what is learnt: a run may go on with other values of these.

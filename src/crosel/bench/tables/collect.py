@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from crosel.config import dotted
 from crosel.errors import UserError
 from crosel.runs.environment import hardware, read_environment
 from crosel.runs.folder import FREE_TO_CHANGE, RunFolder
+from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
 # Settings that do not decide what is learnt, or that have a place of their own in a Run.
