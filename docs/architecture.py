@@ -36,7 +36,8 @@ STYLE = """
 svg{--paper:#fff;--ink:#1c1917;--dim:#57534e;--box:#f5f5f4;--line:#a8a29e;--loop:#0b66c3}
 @media (prefers-color-scheme:dark){
 svg{--paper:#131416;--ink:#f5f5f4;--dim:#a8a29e;--box:#292524;--line:#78716c;--loop:#7ab8ff}}
-.paper{fill:var(--paper)}.box{fill:var(--box);stroke:var(--line)}.loop{fill:none;stroke:var(--loop);stroke-dasharray:6 4}
+.paper{fill:var(--paper)}.box{fill:var(--box);stroke:var(--line)}
+.loop{fill:none;stroke:var(--loop);stroke-dasharray:6 4}
 .arrow{stroke:var(--dim);stroke-width:1.6}.tip{fill:var(--dim)}
 text{fill:var(--ink);font:13px sans-serif}.dim{fill:var(--dim);font-size:12px}.name{font:bold 13px monospace}
 .stage{font-weight:bold;font-size:15px}.turn{fill:var(--loop);font-size:12px}
@@ -50,7 +51,8 @@ def draw() -> str:
     parts, places = [], {}
     for row, (stage, found) in enumerate(STAGES.items()):
         y = TOP + row * LINE
-        parts.append(f'<text class="stage" x="{LEFT + 32 * bool(row)}" y="{y - (36 if row == 1 else 14)}">{escape(stage)}</text>')
+        x, above = LEFT + 32 * bool(row), 36 if row == 1 else 14
+        parts.append(f'<text class="stage" x="{x}" y="{y - above}">{escape(stage)}</text>')
         for column, (module, what) in enumerate(found):
             x = LEFT + column * (BOX + GAP)
             number = len(places) + 1
