@@ -10,7 +10,7 @@ PICTURE = Path(__file__).parent / "images" / "architecture.svg"
 # A hop: its module, and what becomes of the row there. A line of the picture is a stage, from its left to its right.
 STAGES = {
     "Read, once": [
-        ("cli/app.py", "options"),
+        ("cli/train.py", "options"),
         ("runs/pipeline.py", "one run"),
         ("data/sources.py", "which format?"),
         ("data/csvfile.py", "values, labels"),

@@ -25,13 +25,13 @@ import traceback
 from typing import Any, NoReturn
 
 import crosel.cli.app
-import crosel.cli.evaluate
-import crosel.cli.predict
 import crosel.config
 import crosel.data.npz
 import crosel.methods
+import crosel.runs.evaluate
 import crosel.runs.folder
 import crosel.runs.pipeline
+import crosel.runs.predict
 
 
 def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None, tell: str = "") -> None:

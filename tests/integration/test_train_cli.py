@@ -33,7 +33,7 @@ from crosel.estimator import CroSelClassifier
 from crosel.methods import methods
 from crosel.presets import presets
 from crosel.utils.console import Console
-from crosel.utils.log import log_lines, say_nothing
+from crosel.utils.log import log_lines, mute
 from crosel.utils.trees import dotted
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
@@ -545,7 +545,7 @@ def test_what_is_logged_takes_the_live_line_away(monkeypatch: pytest.MonkeyPatch
         console.close()
         stream.truncate(0)
         logger.info("a whole line")
-        say_nothing()
+        mute()
         logger.warning("what another rank says")
     logger.info("nobody has asked for it")
     assert stream.getvalue().strip("\0") == "a whole line\n"

@@ -17,11 +17,11 @@ import pytest
 import torch
 from _support import CroselCli, TinyRun, small_arrays
 
-from crosel.cli.predict import predict_file
 from crosel.config import build_config
 from crosel.data import DataSettings, chunks, load
 from crosel.data.chunks import open_inputs
 from crosel.errors import UserError
+from crosel.runs.predict import predict_file
 
 CPU = torch.device("cpu")
 IMAGE, FEATURES = (1, 8, 8), (3,)

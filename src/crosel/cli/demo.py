@@ -1,4 +1,4 @@
-"""The demo: CroSel and CC on the same candidate sets of scikit-learn's digits, compared in one report."""
+"""`crosel demo`: CroSel and CC on the same candidate sets of scikit-learn's digits, compared in one report."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+import typer
 
-from crosel.config import build_config
+from crosel.cli.options import Device
 from crosel.errors import UserError
-from crosel.report import write_report, write_run_report
-from crosel.runs.folder import RunFolder
-from crosel.runs.pipeline import train_run
-from crosel.training.devices import pick_device
 from crosel.utils.child import child_command
 from crosel.utils.console import Console, percent
 from crosel.utils.files import disk_errors
+
+if TYPE_CHECKING:
+    import torch
 
 PRESET = "demo/digits"
 RULE = "uniform:q=0.3"
 MARK = "crosel-demo"  # a folder with this file is a demo's, and may be made anew
 
 
-def run_demo(out: Path, device: str = "cpu") -> None:
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder for the demo's runs and report")] = Path("demo-run"),
+    device: Device = "cpu",
+) -> None:
+    """Train CroSel and CC on handwritten digits, and compare them."""
+    from crosel.runs.folder import RunFolder
+    from crosel.training.devices import pick_device
+
     chosen = pick_device(device)
     with RunFolder(out).locked():
         with disk_errors(out):
@@ -50,6 +57,13 @@ def _clear(out: Path) -> None:
 
 
 def _train_and_compare(out: Path, device: torch.device) -> None:
+    import torch
+
+    from crosel.config import build_config
+    from crosel.report import write_report, write_run_report
+    from crosel.runs.folder import RunFolder
+    from crosel.runs.pipeline import train_run
+
     print(
         "1,348 images of handwritten digits, each with a candidate set: its true label and, with probability 0.3\n"
         "each, other labels. CC, which treats all candidates alike, trains in the background. This is CroSel:\n"

@@ -1,24 +1,26 @@
-"""What `crosel info` says: versions, devices, methods, presets; or all settings."""
+"""`crosel info`: versions, devices, methods, presets; or all settings."""
 
 from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
-import torch
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
+import typer
 
 import crosel
-from crosel.config import RunConfig
 from crosel.errors import counted
-from crosel.methods import methods
-from crosel.methods.base import faulty_methods
-from crosel.presets import presets
 
 _NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
 _OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
+
+
+def info(
+    settings: Annotated[bool, typer.Option("--settings", help="list all settings with their defaults instead")] = False,
+) -> None:
+    """Show versions, devices, methods and presets."""
+    for line in settings_lines() if settings else info_lines():
+        typer.echo(line)
 
 
 def _installed(name: str) -> str:
@@ -29,6 +31,12 @@ def _installed(name: str) -> str:
 
 
 def info_lines() -> list[str]:
+    import torch
+
+    from crosel.methods import methods
+    from crosel.methods.base import faulty_methods
+    from crosel.presets import presets
+
     lines = [
         f"crosel {crosel.__version__}, python {platform.python_version()}, {platform.platform()}",
         ", ".join(map(_installed, _NEEDED)),
@@ -54,6 +62,11 @@ class Setting(NamedTuple):
 
 def settings_by_section() -> dict[str, list[Setting]]:
     """Every setting that `--set` and YAML files know, section by section, methods last."""
+    from pydantic import BaseModel
+
+    from crosel.config import RunConfig
+    from crosel.methods import methods
+
     sections = {
         name: field.annotation
         for name, field in RunConfig.model_fields.items()
@@ -75,8 +88,8 @@ def settings_by_section() -> dict[str, list[Setting]]:
 
 
 def _setting(name: str, field: Any) -> Setting:
-    default = field.get_default(call_default_factory=True)
-    shown = "required" if default is PydanticUndefined else "" if default is None else _plain(default)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    shown = "required" if field.is_required() else "" if default is None else _plain(default)
     others = [a for a in get_args(field.annotation) if isinstance(a, str) and a != default]
     return Setting(name, shown, others, " ".join((field.description or "").split()))
 

@@ -34,6 +34,6 @@ def log_lines() -> Iterator[None]:
         _PACKAGE.propagate = propagate
 
 
-def say_nothing() -> None:
+def mute() -> None:
     """For the rest of the command: another rank says it."""
     _PACKAGE.setLevel(logging.CRITICAL)

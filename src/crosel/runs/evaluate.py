@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from crosel.cli.predict import warn_of_dark
 from crosel.config import build_config
 from crosel.data import load
 from crosel.data.chunks import columns_of_training
@@ -24,6 +23,7 @@ from crosel.data.table import meanings, other_columns
 from crosel.data.text import CsvFile
 from crosel.errors import UserError, some_of
 from crosel.runs.folder import load_run
+from crosel.runs.predict import warn_of_dark
 from crosel.training import metrics
 from crosel.training.session import Session
 from crosel.training.trainer import accuracies, predicted_probabilities, selection_accuracy

@@ -1,0 +1,31 @@
+"""`crosel data get`: download published datasets."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(rich_markup_mode=None, help="Download published datasets.")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or svhn")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="folder to write to; pass it to other commands as --data")],
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="another place with the same files  [default: $CROSEL_MIRROR]")
+    ] = None,
+) -> None:
+    """Download a published dataset. Files are verified, and broken downloads are resumed."""
+    from crosel.data.download import get as download
+    from crosel.utils.console import Console
+
+    def megabytes(file: str, done: int, total: int | None) -> str:
+        return f"{file}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
+
+    with contextlib.closing(Console()) as console:
+        download(name, to, mirror, lambda *now: console.show(megabytes(*now)))
+    typer.echo(f"{name} is in {to}; train on it with: crosel train {name} --data {to}")

@@ -1,0 +1,38 @@
+"""`crosel eval`: accuracy and more of a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from crosel.cli.options import DataDir, Device, RunArgument, Trust, set_option
+
+
+def evaluate(
+    run: RunArgument,
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="SOURCE", help="other data with true labels  [default: the run's test set]"),
+    ] = None,
+    data: DataDir = None,
+    set_: Annotated[
+        list[str] | None,
+        set_option("how to read SOURCE, such as data.image_root=DIR"),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    device: Device = "auto",
+    trust_code: Trust = False,
+) -> None:
+    """Measure a run on its own test set, or on another source."""
+    from crosel.runs.evaluate import evaluate_run
+    from crosel.training.devices import pick_device
+
+    result = evaluate_run(run, source, data, pick_device(device), trust_code, set_ or ())
+    if json_:
+        typer.echo(json.dumps(result))
+    else:
+        width = max(map(len, result))
+        for name, value in result.items():
+            typer.echo(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")

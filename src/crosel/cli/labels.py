@@ -1,0 +1,78 @@
+"""`crosel labels`: the training set's labels, cleaned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crosel.cli.options import DataDir, Device, RunArgument, Trust
+from crosel.errors import UserError, counted
+
+
+def labels(
+    run: RunArgument,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) file to write"),
+    ],
+    outside_gamma: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="CroSel: confidence, at most the run's γ, that makes a label not in the set count as `outside`; lower "
+            "values find more  [default: the run's method.outside_gamma]",
+        ),
+    ] = None,
+    only_outside: Annotated[
+        bool,
+        typer.Option(
+            "--only-outside",
+            help="write only the examples flagged `outside`, with the new labels, for train --corrections",
+        ),
+    ] = False,
+    doubtful_first: Annotated[
+        bool,
+        typer.Option("--doubtful-first", help="put the least confident labels first, instead of the order of the data"),
+    ] = False,
+    from_name: Annotated[str, typer.Option(metavar="NAME", help="Label Studio: name of the choices tag")] = "label",
+    to_name: Annotated[
+        str, typer.Option(metavar="NAME", help="Label Studio: name of the tag that the choices label")
+    ] = "image",
+    data_key: Annotated[
+        str, typer.Option(metavar="NAME", help="Label Studio: field of a task's data that holds the id")
+    ] = "image",
+    tasks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Label Studio: the project's JSON export, to keep its task ids and data"),
+    ] = None,
+    data: DataDir = None,
+    device: Device = "auto",
+    trust_code: Trust = False,
+) -> None:
+    """Write the cleaned labels of the training set."""
+    from crosel.runs.folder import load_run
+    from crosel.runs.labels import LabelStudio, check_ending, label_table, write_labels, write_outside
+    from crosel.training.devices import pick_device
+    from crosel.utils.files import folder_of, keep_apart
+
+    check_ending(out, only_outside)  # before what may take minutes
+    session = load_run(run, pick_device(device), trust_code, data_dir=data)
+    in_run = out.absolute().parent.resolve() == run.resolve()
+    rewrites = "labels.csv" if in_run and not only_outside else ""  # a run's own are all of its labels
+    keep_apart(out, session.config.source, session.config.data.inputs, tasks, rewrites=rewrites)
+    if doubtful_first and in_run:  # whose labels.csv is read by row
+        raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
+    table = label_table(session, outside_gamma)
+    if doubtful_first:
+        table = table.doubtful_first()
+    with folder_of(out):
+        if only_outside:
+            typer.echo(f"{write_outside(table, out):,} of {len(table.flags):,} sets seem to miss the true label: {out}")
+            return
+        write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
+    flags = Counter(flag or "clear" for flag in table.flags)
+    kinds = ", ".join(f"{n:,} {flag}" for flag, n in flags.most_common())
+    typer.echo(f"{counted(len(table.flags), 'label')} ({kinds}): {out}")

@@ -1,0 +1,34 @@
+"""`crosel report`: curves, confusion, galleries, comparison of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crosel.errors import UserError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders; several are compared")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="html file to write")],
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG and PNG")
+    ] = None,
+) -> None:
+    """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
+    from crosel.report import write_report
+    from crosel.runs.folder import RunFolder
+    from crosel.utils.files import folder_of
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{out}: the report is an .html file; use this ending")
+    folders = [RunFolder(path) for path in runs]
+    for folder in folders:
+        folder.read_config()  # says what is wrong with the folder, if anything
+    with folder_of(out):
+        write_report(folders, out, plots=plots)
+    typer.echo(f"report: {out}")
+    if plots is not None:
+        typer.echo(f"plots: {plots}")
