@@ -94,7 +94,9 @@ class Walk:
         sums = self.steps.session.progress.sums
         for total in sums.values():
             total.zero_()
-        with nullcontext() if self.joined else mock.patch("crosel.nn.networks._norms_know_parts", return_value=False):
+        with (
+            nullcontext() if self.joined else mock.patch("crosel.nn.networks._norms_support_parts", return_value=False)
+        ):
             self.steps(i, lr)
         return float(sums["loss"])
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from crosel.methods.base import Batch, Stream
 from crosel.methods.crosel import comix_targets, dynamic_weight, ramp
-from crosel.training.devices import computing
+from crosel.training.devices import compute_context
 from crosel.training.session import Session
 
 
@@ -45,7 +45,7 @@ def weak_only(session: Session) -> None:
 
     def renamed(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         views = {"weak": batch["weak"], "strong": batch["weak#1"]}
-        return plain(network, Batch(batch.index, views, batch.everyone), generator)
+        return plain(network, Batch(batch.index, views, batch.all_ranks_index), generator)
 
     method.streams, method._mixed_views = with_two_weak, renamed  # type: ignore[method-assign]
 
@@ -86,7 +86,7 @@ def selected_leave_no_trace(session: Session) -> None:
     method = method_of(session)
     plain = method._selection_losses
 
-    def apart(network: nn.Module, *batches: Tensor) -> list[Tensor]:
+    def forward_split_bn(network: nn.Module, *batches: Tensor) -> list[Tensor]:
         norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
         logits = []
         for i, x in enumerate(batches):
@@ -96,7 +96,7 @@ def selected_leave_no_trace(session: Session) -> None:
         return logits
 
     def losses(v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
-        with mock.patch("crosel.methods.crosel.apart", apart):
+        with mock.patch("crosel.methods.crosel.forward_split_bn", forward_split_bn):
             return plain(v, batches, generator)
 
     method._selection_losses = losses  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ def strong_bank(session: Session) -> None:
     def observe(rows: slice, outputs: Tensor) -> None:
         index = torch.arange(rows.start, rows.stop, device=session.device)
         views = session.train.batches({"all": index}, {"all": Stream(("strong",))}, generator)["all"]
-        with computing(session.config, session.device):
+        with compute_context(session.config, session.device):
             plain(rows, method.outputs(views["strong"]).float())
 
     method.observe = observe  # type: ignore[method-assign]
@@ -187,13 +187,13 @@ def missing_rows(session: Session) -> None:
     method.end_epoch = end_epoch  # type: ignore[method-assign]
 
 
-class OneLane:
-    """In place of `Lanes`: one network after the other, for each also passes through the other."""
+class OneStream:
+    """In place of `StreamPool`: one network after the other, for each also passes through the other."""
 
     def __init__(self, device: torch.device) -> None: ...
 
     @contextmanager
-    def lane(self, number: int) -> Iterator[None]:
+    def stream(self, number: int) -> Iterator[None]:
         yield
 
     def join(self) -> None: ...
@@ -203,7 +203,7 @@ def targets_of_the_other(session: Session) -> None:
     """A network's targets come from the other network: not only the selection crosses."""
     method = method_of(session)
     plain, (first, second) = method._mixed_views, method.networks
-    mock.patch("crosel.methods.crosel.Lanes", OneLane).start()  # until the run ends
+    mock.patch("crosel.methods.crosel.StreamPool", OneStream).start()  # until the run ends
 
     def mixed_views(network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return plain(second if network is first else first, batch, generator)
@@ -220,7 +220,7 @@ def own_share(session: Session) -> None:
     def begin_epoch(epoch: int) -> None:
         begin(epoch)
         lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, method._progress(epoch))
-        for value, learnt in zip(own, method._learnt(), strict=True):
+        for value, learnt in zip(own, method._trained_on(), strict=True):
             value.fill_(dynamic_weight(learnt.float().mean().item(), lambda_cr))
 
     def selection_losses(v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:

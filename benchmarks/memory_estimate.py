@@ -33,7 +33,7 @@ from crosel.training.build import build_session, resolve
 from crosel.training.devices import pick_device
 from crosel.training.memory import budget, gib, libraries
 from crosel.training.session import Session
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 from crosel.training.trainer import draw_epoch, finish_epoch
 
 FAST: dict[str, Any] = {"bf16": True, "fused": True, "cuda_graphs": True}
@@ -99,7 +99,7 @@ def measure(data: Dataset, network: str, batch: int, method: str, path: str) -> 
     measured: dict[str, Any] = {"built": torch.cuda.memory_allocated()}
     most()
     streams = session.method.streams()
-    order, stepper = draw_epoch(session, streams), Stepper(session)
+    order, stepper = draw_epoch(session, streams), TrainStep(session)
     for step in range(5):
         stepper(streams, {name: table[step] for name, table in order.items()}, 0.01)
         session.progress.step += 1

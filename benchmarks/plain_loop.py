@@ -22,7 +22,7 @@ from crosel.config import build_config
 from crosel.data import draw_candidates, load
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 
 STEPS, TURNS = 21, 60  # an epoch of digits has 21 whole batches
 
@@ -57,7 +57,7 @@ def by_hand(session: Session) -> Callable[[], None]:
 
 
 def by_crosel(session: Session) -> Callable[[], None]:
-    stepper, streams = Stepper(session), session.method.streams()
+    stepper, streams = TrainStep(session), session.method.streams()
 
     def epoch() -> None:
         index = session.train.epoch_indices(streams, STEPS, 64, session.generator)

@@ -88,7 +88,7 @@ class Watch:
         if step == session.steps:
             self.cpu, self.in_steps = time.process_time() - self._cpu, self._since()
 
-    def on_state(self, session: Any) -> None:
+    def on_checkpoint(self, session: Any) -> None:
         pass
 
     def on_epoch(self, session: Any, row: Any) -> None:
@@ -100,16 +100,16 @@ def worker(rank: int, size: int, meet: str, rounds: int) -> None:
     """Run all cases, in turn on rank 0 alone (the others wait) and on all ranks. Rank 0 prints the results."""
     import torch
 
-    from crosel.utils.distributed import ONE, connected
+    from crosel.utils.distributed import SINGLE_PROCESS, process_group
 
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[Any]]] = {name: {"1": [], str(size): []} for name in CASES}
-    with connected(rank, size, torch.device("cpu"), f"file://{meet}") as world:
+    with process_group(rank, size, torch.device("cpu"), f"file://{meet}") as world:
         for _ in range(rounds):
             for name, case in CASES.items():
                 if rank == 0:
-                    found[name]["1"].append({**measure(ONE, case), "load": os.getloadavg()[0]})
-                world.wait()
+                    found[name]["1"].append({**measure(SINGLE_PROCESS, case), "load": os.getloadavg()[0]})
+                world.barrier()
                 found[name][str(size)].append({**measure(world, case), "load": os.getloadavg()[0]})
     if rank == 0:
         print(json.dumps(found))
@@ -118,10 +118,10 @@ def worker(rank: int, size: int, meet: str, rounds: int) -> None:
 def cycle(rank: int, size: int, meet: str) -> None:
     import torch
 
-    from crosel.utils.distributed import connected
+    from crosel.utils.distributed import process_group
 
-    with connected(rank, size, torch.device("cpu"), f"file://{meet}") as world:
-        assert int(world.sum(torch.tensor(rank + 1))) == size * (size + 1) // 2
+    with process_group(rank, size, torch.device("cpu"), f"file://{meet}") as world:
+        assert int(world.all_reduce(torch.tensor(rank + 1))) == size * (size + 1) // 2
 
 
 def launch(size: int, *arguments: str) -> tuple[list[int], str]:

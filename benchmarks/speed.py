@@ -28,7 +28,7 @@ from crosel.errors import UserError
 from crosel.training.build import build_session, resolve
 from crosel.training.devices import pick_device
 from crosel.training.session import Session
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 from crosel.training.trainer import finish_epoch
 
 FAST = {"bf16": True, "fused": True, "cuda_graphs": True}
@@ -108,7 +108,7 @@ class Steps:
     """Steps of one session, in order."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.stepper = session, Stepper(session)
+        self.session, self.stepper = session, TrainStep(session)
         self.streams = session.method.streams()
         self.index = session.train.epoch_indices(self.streams, session.steps, session.batch_size, session.generator)
 
@@ -134,7 +134,7 @@ def views_seconds(steps: Steps, device: torch.device) -> float:
             session.train.batches(index, steps.streams, session.generator)
 
     seconds(draw, device, 3)
-    if not steps.stepper.records:
+    if not steps.stepper.uses_cuda_graphs:
         return seconds(draw, device, 10)
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(session.generator)
@@ -166,7 +166,7 @@ def time_path(
         finish_epoch(session, EPOCH)
         out["epoch_passes_s"] = seconds(lambda _: finish_epoch(session, EPOCH), device, 1)
         out["epoch_s"] = out["epoch_train_s"] + out["epoch_passes_s"]
-        session.forward.records = False
+        session.forward.use_graph = False
         out["epoch_passes_eager_s"] = seconds(lambda _: finish_epoch(session, EPOCH), device, 1)
     return out
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from crosel.methods.base import Batch, Stream
 from crosel.methods.crosel import CroSel, comix_targets, mix, mixing_weight, selected_loss
 from crosel.methods.losses import cc_loss, soft_cross_entropy
-from crosel.training.ema import refresh_statistics
+from crosel.training.ema import recalibrate_batch_norm
 from crosel.training.session import Session
 
 
@@ -102,7 +102,7 @@ def views(session: Session) -> dict[str, Any]:
         kinds["selected"] = [b["weak"] for b in some_views(session, generator, method.selected[1])]
     for kind, images in kinds.items():
         network.load_state_dict(kept)
-        refresh_statistics(network, images, network)
+        recalibrate_batch_norm(network, images, network)
         seen[f"plain, statistics of {kind} images"] = sure_of("plain")
     network.load_state_dict(kept)
     return seen | {f"targets, {name}": sureness(torch.cat(rows)) for name, rows in targets.items()}

@@ -19,7 +19,7 @@ from record import Arguments, end_with, save
 from speed import FAST, Steps, images, open_session, seconds
 
 from crosel.data import Dataset
-from crosel.nn.streams import Lanes
+from crosel.nn.cuda import StreamPool
 from crosel.training.devices import pick_device
 
 TURNS, STEPS = 7, 20
@@ -30,9 +30,11 @@ def off(form: str) -> AbstractContextManager[object]:
     """Where the form says so: one network after the other (all lanes are the stream at hand), or a pass for each batch
     instead of one in parts."""
     if form == "lanes":
-        return mock.patch.object(Lanes, "lane", return_value=nullcontext())
+        return mock.patch.object(StreamPool, "stream", return_value=nullcontext())
     if form == "parts":
-        return mock.patch("crosel.methods.crosel.apart", lambda network, *batches: [network(x) for x in batches])
+        return mock.patch(
+            "crosel.methods.crosel.forward_split_bn", lambda network, *batches: [network(x) for x in batches]
+        )
     return nullcontext()
 
 

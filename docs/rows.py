@@ -19,7 +19,7 @@ from crosel.bench.tables.paper import Figure, figures, reference, whole_method
 from crosel.bench.tables.render import estimate_text
 from crosel.config import RunConfig, build_config
 from crosel.runs.folder import first_difference
-from crosel.training.build import left_to_data
+from crosel.training.build import filled_from_data
 from crosel.utils.trees import dotted
 
 DOCS = Path(__file__).parent
@@ -64,7 +64,7 @@ def is_run_of(run: Run, config: RunConfig) -> bool:
     if (run.dataset, run.rule, run.method) != (config.source, config.candidates, config.method.name):
         return False
     asked = deciding(dotted(config.model_dump(mode="json")))
-    return first_difference(run.settings, asked, {*left_to_data(config), "data.split_seed"}) is None
+    return first_difference(run.settings, asked, {*filled_from_data(config), "data.split_seed"}) is None
 
 
 def gpu_runs(results: Path = RESULTS) -> list[Run]:

@@ -26,7 +26,7 @@ class RankLost(RuntimeError):  # noqa: N818
     """Another process of the same run has ended; the last checkpoint is good. Exit code 1."""
 
 
-class Elsewhere(Exception):  # noqa: N818
+class RankZeroFailed(Exception):  # noqa: N818
     """The run ends because of what rank 0 has found and says; other ranks only take its exit code."""
 
     def __init__(self, code: int = 2) -> None:

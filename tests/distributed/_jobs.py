@@ -22,9 +22,10 @@ from crosel.data.dataset import Dataset
 from crosel.nn.networks import Classifier
 from crosel.training import checkpoint
 from crosel.training.build import build_session, resolve
+from crosel.training.callbacks import Row
 from crosel.training.session import Session
-from crosel.training.trainer import Row, fit
-from crosel.utils.distributed import ONE, World, connected
+from crosel.training.trainer import fit
+from crosel.utils.distributed import SINGLE_PROCESS, World, process_group
 
 CPU = torch.device("cpu")
 
@@ -60,7 +61,7 @@ class Recorder:
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         pass
 
-    def on_state(self, session: Session) -> None:
+    def on_checkpoint(self, session: Session) -> None:
         tensors, state = session.state()
         p = session.progress
         save_file({k: v.contiguous() for k, v in tensors.items()}, self.out / f"{p.epoch}-{p.step}-rank{self.rank}.st")
@@ -103,26 +104,26 @@ def train(
 
 
 def ranks_train(rank: int, size: int, meet: Path, **args: Any) -> None:
-    with connected(rank, size, CPU, f"file://{meet}") as world:
+    with process_group(rank, size, CPU, f"file://{meet}") as world:
         train(world, **args)
 
 
 def many_trainings(rank: int, size: int, meet: Path, cases: list[dict[str, Any]]) -> None:
     """Several runs, one after the other, of the same ranks."""
-    with connected(rank, size, CPU, f"file://{meet}") as world:
+    with process_group(rank, size, CPU, f"file://{meet}") as world:
         for case in cases:
             train(world, **case)
 
 
 def start_and_stop(rank: int, size: int, meet: Path) -> None:
-    with connected(rank, size, CPU, f"file://{meet}") as world:
-        assert int(world.sum(torch.tensor(rank + 1))) == size * (size + 1) // 2
+    with process_group(rank, size, CPU, f"file://{meet}") as world:
+        assert int(world.all_reduce(torch.tensor(rank + 1))) == size * (size + 1) // 2
 
 
 def leave_at_once(rank: int, size: int, meet: Path) -> None:
     """With much that gloo has yet to send and let go of."""
-    with connected(rank, size, CPU, f"file://{meet}") as world:
-        world.wait = lambda: None  # type: ignore[method-assign]
+    with process_group(rank, size, CPU, f"file://{meet}") as world:
+        world.barrier = lambda: None  # type: ignore[method-assign]
         for _ in range(2000):
             torch.distributed.all_reduce(torch.ones(1000), async_op=True)
 
@@ -140,18 +141,18 @@ def command_line(rank: int, size: int, meet: Path, argv: list[str], port: int, k
 
 
 def end_at_step(last: int) -> None:
-    from crosel.training.step import Stepper
+    from crosel.training.step import TrainStep
 
-    real, steps = Stepper.__call__, 0
+    real, steps = TrainStep.__call__, 0
 
-    def step(self: Stepper, *args: Any) -> None:
+    def step(self: TrainStep, *args: Any) -> None:
         nonlocal steps
         steps += 1
         if steps == last:
             os.kill(os.getpid(), signal.SIGKILL)
         real(self, *args)
 
-    Stepper.__call__ = step  # type: ignore[method-assign]
+    TrainStep.__call__ = step  # type: ignore[method-assign]
 
 
 def elastic(rank: int, size: int, meet: Path, argv: list[str], workers: int) -> None:
@@ -182,4 +183,4 @@ def free_port() -> int:
 def alone(out: Path, **args: Any) -> Session:
     """The same training in this process."""
     out.mkdir(parents=True, exist_ok=True)
-    return train(ONE, str(out), **args)
+    return train(SINGLE_PROCESS, str(out), **args)

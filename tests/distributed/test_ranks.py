@@ -23,9 +23,16 @@ from torch import Tensor, nn
 
 from crosel.errors import RankLost, UserError
 from crosel.methods import methods
-from crosel.nn.sync_batch_norm import synchronise_norms
+from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.checkpoint import load_newest
-from crosel.utils.distributed import ONE, Ranks, connected, joined, launched, share_of
+from crosel.utils.distributed import (
+    SINGLE_PROCESS,
+    Ranks,
+    init_distributed,
+    launched_by_torchrun,
+    process_group,
+    shard_slice,
+)
 
 TESTS = Path(__file__).resolve().parent.parent
 PATHS = [str(TESTS / "distributed"), str(TESTS), os.environ.get("PYTHONPATH", "")]
@@ -210,7 +217,7 @@ def test_one_rank_is_asked_to_stop_all_stop_and_any_number_goes_on(launch: Launc
     for folder in (stopped, resumed):
         folder.mkdir()
     codes = launch(2, "ranks_train", tmp_path / "logs", out=str(stopped), stop_after=5, **args)
-    assert codes == [1, 1], logs(tmp_path / "logs")  # Interrupted, and Elsewhere on the other
+    assert codes == [1, 1], logs(tmp_path / "logs")  # Interrupted, and RankZeroFailed on the other
     assert "Interrupted" in logs(tmp_path / "logs")
     assert "exit code 130" in logs(tmp_path / "logs")
     assert_same(state(stopped, 1, 1, 2), state(stopped, 0, 1, 2))
@@ -317,35 +324,35 @@ def test_the_launcher_restarts_a_run_that_lost_a_rank(launch: Launch, source: Pa
 
 @pytest.fixture
 def single(tmp_path: Path) -> Iterator[Ranks]:
-    with connected(0, 1, CPU, f"file://{tmp_path / 'meet'}") as world:
+    with process_group(0, 1, CPU, f"file://{tmp_path / 'meet'}") as world:
         yield world
 
 
 @pytest.mark.parametrize("method", ["crosel", "pico", "lws"])
 def test_one_rank_of_a_group_is_one_process(single: Ranks, method: str, tmp_path: Path) -> None:
     args = {"method": method, "settings": [*EARLY.get(method, []), "train.bad_batches=skip"], "norm": True}
-    for name, world in (("group", single), ("alone", ONE)):
+    for name, world in (("group", single), ("alone", SINGLE_PROCESS)):
         (tmp_path / name).mkdir()
         train(world, str(tmp_path / name), **args)
     assert_close(state(tmp_path / "group"), state(tmp_path / "alone"))
-    assert single.sent["sum"] > 0
+    assert single.sent["all_reduce"] > 0
 
 
 def test_messages_of_one_rank_give_back_what_was_sent(single: Ranks) -> None:
     image = torch.randn(5, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     order = torch.tensor([3, 0, 4, 1, 2])
-    assert torch.equal(single.fetch(image, order), image[order])
-    assert torch.equal(single.gather(image, 5), image)
-    assert torch.equal(single.gather(torch.tensor([True, False]), 2), torch.tensor([True, False]))
+    assert torch.equal(single.fetch_rows(image, order), image[order])
+    assert torch.equal(single.all_gather(image, 5), image)
+    assert torch.equal(single.all_gather(torch.tensor([True, False]), 2), torch.tensor([True, False]))
     row = torch.randn(4, 2, requires_grad=True)
-    single.gather(row, 4).square().sum().backward()
+    single.all_gather(row, 4).square().sum().backward()
     torch.testing.assert_close(row.grad, 2 * row.detach())
-    assert single.any(True)
-    assert not single.any(False)
-    assert bool(single.every(torch.tensor(True)))
-    assert single.begin(lambda: 5, str, int) == 5
+    assert single.any_rank(True)
+    assert not single.any_rank(False)
+    assert bool(single.all_ranks(torch.tensor(True)))
+    assert single.from_rank0(lambda: 5, str, int) == 5
     with pytest.raises(UserError, match="nothing came of it"):
-        single.begin(_nothing, str, int)
+        single.from_rank0(_nothing, str, int)
 
 
 def _nothing() -> int:
@@ -355,7 +362,7 @@ def _nothing() -> int:
 def test_synchronised_norm_is_batch_norm(single: Ranks) -> None:
     ours = nn.Sequential(nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False, momentum=None)).double()
     theirs = copy.deepcopy(ours)
-    synchronise_norms(ours, single)
+    convert_sync_batch_norm(ours, single)
     x = torch.randn(7, 6, dtype=torch.float64)
     for _ in range(3):
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
@@ -368,19 +375,22 @@ def test_who_is_launched_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "3"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    with joined(CPU) as (world, device):  # torchrun with a single process
-        assert world is ONE
+    with init_distributed(CPU) as (world, device):  # torchrun with a single process
+        assert world is SINGLE_PROCESS
         assert device == CPU
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert launched()
+    assert launched_by_torchrun()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="2 CUDA devices, but this is process 4"), joined(torch.device("cuda")):
+    with (
+        pytest.raises(UserError, match="2 CUDA devices, but this is process 4"),
+        init_distributed(torch.device("cuda")),
+    ):
         pass
 
 
 def test_a_lost_rank_is_one_line() -> None:
     def broken() -> None:
-        with Ranks(1, 2)._message("sum"):
+        with Ranks(1, 2)._collective("all_reduce"):
             raise RuntimeError("first\nConnection closed by peer")
 
     with pytest.raises(RankLost, match=r"rank 1 of 2: another rank has ended .*\(Connection closed by peer\)"):
@@ -392,19 +402,19 @@ def test_a_lost_rank_is_one_line() -> None:
 
 @pytest.mark.parametrize(("n", "size"), [(7, 1), (7, 2), (7, 3), (8, 4), (3, 5), (0, 2)])
 def test_shares_are_contiguous_and_differ_by_one_at_most(n: int, size: int) -> None:
-    shares = [range(n)[share_of(rank, size, n)] for rank in range(size)]
+    shares = [range(n)[shard_slice(rank, size, n)] for rank in range(size)]
     assert [i for share in shares for i in share] == list(range(n))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_alone_nothing_is_copied_or_sent() -> None:
     x = torch.arange(6.0)
-    assert ONE.own(x) is x
-    assert ONE.gather(x, 6) is x
-    assert ONE.sum(x) is x
-    assert ONE.portion(x, 6) is x
-    assert ONE.rows(6) == slice(0, 6)
-    assert ONE.begin(lambda: 5, str, int) == 5
+    assert SINGLE_PROCESS.local_shard(x) is x
+    assert SINGLE_PROCESS.all_gather(x, 6) is x
+    assert SINGLE_PROCESS.all_reduce(x) is x
+    assert SINGLE_PROCESS.scale_loss(x, 6) is x
+    assert SINGLE_PROCESS.local_rows(6) == slice(0, 6)
+    assert SINGLE_PROCESS.from_rank0(lambda: 5, str, int) == 5
 
 
 def test_a_batch_smaller_than_two_a_rank_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from crosel.data import draw_candidates
 from crosel.errors import Interrupted
 from crosel.training import trainer as train
 from crosel.training.build import build_session, resolve
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ def test_the_start_is_what_a_run_of_the_preset_begins_with(monkeypatch: pytest.M
     session = build_session(config, draw_candidates(data, "uniform:q=0.5", seed), CPU)
     losses, used = [], []
 
-    class Noted(Stepper):
+    class Noted(TrainStep):
         def __call__(self, streams, index, lr):  # type: ignore[no-untyped-def]
             for total in session.progress.sums.values():
                 total.zero_()
@@ -48,7 +48,7 @@ def test_the_start_is_what_a_run_of_the_preset_begins_with(monkeypatch: pytest.M
             losses.append(float(session.progress.sums["loss"]))
             used.append(lr)
 
-    monkeypatch.setattr(train, "Stepper", Noted)
+    monkeypatch.setattr(train, "TrainStep", Noted)
     with pytest.raises(Interrupted):
         train.fit(session, stop_requested=lambda: len(losses) == len(rates))
     assert (losses, used) == (walked, rates)

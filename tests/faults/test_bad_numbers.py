@@ -17,8 +17,8 @@ from _support import CroselCli, small_arrays
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged
 from crosel.methods.base import Losses
-from crosel.training import finite
-from crosel.training.finite import diverged
+from crosel.training import divergence
+from crosel.training.divergence import divergence_error
 from crosel.training.session import Session
 from crosel.training.trainer import draw_epoch, fit
 
@@ -51,7 +51,7 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
     class Saver:
         def on_step(self, *args: Any) -> None: ...
         def on_epoch(self, *args: Any) -> None: ...
-        def on_state(self, session: Session) -> None:
+        def on_checkpoint(self, session: Session) -> None:
             saved.append(session.progress.epoch)
 
     with pytest.raises(Diverged) as caught:
@@ -61,7 +61,7 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
     assert "Likely cause: a learning rate that is too high; lower train.lr (0.05)" in text
     assert "train.bad_batches=skip" in text
     assert saved == [1], "no state after the last good one"
-    looked_at = torch.unique(torch.cat([table[1] for table in session.order.values()])).tolist()
+    looked_at = torch.unique(torch.cat([table[1] for table in session.epoch_indices.values()])).tolist()
     assert caught.value.ids == tuple(f"pic-{i}" for i in looked_at)
     assert f"Examples in the batch: pic-{looked_at[0]}, pic-{looked_at[1]}, " in text
     assert "\n" not in text
@@ -79,7 +79,7 @@ class Shown:
         self.taken.append(session.progress.step)
 
     def on_epoch(self, *args: Any) -> None: ...
-    def on_state(self, *args: Any) -> None: ...
+    def on_checkpoint(self, *args: Any) -> None: ...
 
 
 @pytest.mark.parametrize("bad_batches", ["stop", "skip"])
@@ -87,7 +87,7 @@ def test_looks_that_are_read_late_show_the_same(bad_batches: str, monkeypatch: p
     """As on a GPU: each look is read at the next one, the last of an epoch at once."""
     shown = {}
     for late in (False, True):
-        monkeypatch.setattr("crosel.training.trainer.reads_late", lambda device, late=late: late)
+        monkeypatch.setattr("crosel.training.trainer.reads_with_delay", lambda device, late=late: late)
         shown[late] = Shown()
         session = make_session("cc", "train.log_every=1", f"train.bad_batches={bad_batches}")
         if bad_batches == "skip":
@@ -100,7 +100,7 @@ def test_looks_that_are_read_late_show_the_same(bad_batches: str, monkeypatch: p
 
 
 def test_a_bad_loss_that_is_read_late_is_of_the_step_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosel.training.trainer.reads_late", lambda device: True)
+    monkeypatch.setattr("crosel.training.trainer.reads_with_delay", lambda device: True)
     session, shown = make_session("crosel", "train.log_every=1"), Shown()
     spoil(session, {STEPS})
     with pytest.raises(Diverged, match="at step 1 of 3 of epoch 2; "):
@@ -122,7 +122,7 @@ def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str, optimiser: str) 
             states.append(bits(session))
 
         def on_epoch(self, *args: Any) -> None: ...
-        def on_state(self, *args: Any) -> None: ...
+        def on_checkpoint(self, *args: Any) -> None: ...
 
     spoil(session, {0, 4, 5})
     rows = fit(session, (Watch(),))
@@ -146,21 +146,21 @@ def test_skipping_changes_nothing_where_nothing_is_skipped() -> None:
 
 def test_the_mean_loss_is_that_of_the_batches_that_count() -> None:
     session = make_session("cc", "train.bad_batches=skip")
-    session.progress.sums |= {"loss": torch.tensor(6.0), finite.SKIPPED: torch.tensor(1.0)}
-    assert finite.means(session, 1) == {"loss": 6.0 / (STEPS - 1), finite.SKIPPED: 1}
+    session.progress.sums |= {"loss": torch.tensor(6.0), divergence.SKIPPED_BATCHES: torch.tensor(1.0)}
+    assert divergence.mean_losses(session, 1) == {"loss": 6.0 / (STEPS - 1), divergence.SKIPPED_BATCHES: 1}
     session = make_session("cc")
-    session.progress.sums |= {"loss": torch.tensor(6.0), finite.GOOD_STEPS: torch.tensor(3.0)}
-    assert finite.means(session, 1) == {"loss": 6.0 / STEPS}
+    session.progress.sums |= {"loss": torch.tensor(6.0), divergence.FINITE_STEPS: torch.tensor(3.0)}
+    assert divergence.mean_losses(session, 1) == {"loss": 6.0 / STEPS}
 
 
 @pytest.mark.parametrize(("good", "named"), [(None, 2), (0, 1), (1, 2), (2, 2)])
 def test_the_step_that_is_named_is_the_first_bad_one(good: int | None, named: int) -> None:
     """The last one where no loss was bad, but what the steps made of the weights."""
     session = make_session("cc")
-    session.order, session.progress.step = {"all": torch.arange(96).view(3, 32)}, 2
-    session.progress.sums |= {} if good is None else {finite.GOOD_STEPS: torch.tensor(float(good))}
+    session.epoch_indices, session.progress.step = {"all": torch.arange(96).view(3, 32)}, 2
+    session.progress.sums |= {} if good is None else {divergence.FINITE_STEPS: torch.tensor(float(good))}
     first = 32 * (named - 1)
-    said = str(diverged(session, 1, "the loss is nan"))
+    said = str(divergence_error(session, 1, "the loss is nan"))
     assert f"at step {named} of 3 of epoch 1" in said
     assert f"Examples in the batch: {first}, {first + 1}, " in said
 
@@ -229,9 +229,9 @@ def test_an_extreme_example_is_named_as_the_likely_cause() -> None:
     arrays = small_arrays(images=False)
     arrays["x"][17, 3] = 1e30
     session = make_session("cc", data=make_dataset(**arrays, classes=10))
-    session.order = {"all": torch.arange(96).view(3, 32)}
-    assert "extreme values in example 17; fix or drop it" in str(diverged(session, 1, "the loss is nan", 0))
-    assert "learning rate" in str(diverged(session, 1, "the loss is nan", 1))
+    session.epoch_indices = {"all": torch.arange(96).view(3, 32)}
+    assert "extreme values in example 17; fix or drop it" in str(divergence_error(session, 1, "the loss is nan", 0))
+    assert "learning rate" in str(divergence_error(session, 1, "the loss is nan", 1))
 
 
 def test_a_setting_of_the_method_that_is_extreme_is_named_beside_the_learning_rate() -> None:
@@ -243,12 +243,12 @@ def test_a_setting_of_the_method_that_is_extreme_is_named_beside_the_learning_ra
     assert "temperature" not in text
     assert "\n" not in text
     off = make_session("crosel", "method.lambda_cr=0", "train.lr=0.05")
-    off.order = {"all": torch.arange(96).view(3, 32)}
+    off.epoch_indices = {"all": torch.arange(96).view(3, 32)}
     cause = "Likely cause: a learning rate that is too high; lower train.lr (0.05)"
-    assert f"{cause} or set train.lr_ramp;" in str(diverged(off, 1, "the loss is nan", 0))
+    assert f"{cause} or set train.lr_ramp;" in str(divergence_error(off, 1, "the loss is nan", 0))
     ramped = make_session("crosel", "method.lambda_cr=0", "train.lr=0.05", "train.lr_ramp=2")
-    ramped.order = off.order
-    assert f"{cause}; or skip" in str(diverged(ramped, 1, "the loss is nan", 0))
+    ramped.epoch_indices = off.epoch_indices
+    assert f"{cause}; or skip" in str(divergence_error(ramped, 1, "the loss is nan", 0))
 
 
 def test_skipped_batches_go_on_after_a_stop(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:

@@ -16,7 +16,7 @@ from _sessions import make_session
 from torch import Tensor
 
 from crosel.errors import UserError
-from crosel.nn.forward import Forward
+from crosel.nn.cuda import GraphedForward
 from crosel.training.devices import pick_device
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
@@ -27,7 +27,7 @@ ROWS = 4
 class Recording:
     """Like a CUDA graph: reads and writes the same memory each time, and takes its time."""
 
-    def __init__(self, forward: Forward, inputs: Tensor) -> None:
+    def __init__(self, forward: GraphedForward, inputs: Tensor) -> None:
         self.inputs, self.outputs, self.replays = inputs, forward._outputs, 0
 
     def replay(self) -> None:
@@ -37,8 +37,8 @@ class Recording:
         self.replays += 1
 
 
-class Recorded(Forward):
-    def _record(self, inputs: Tensor) -> Any:
+class Recorded(GraphedForward):
+    def _capture(self, inputs: Tensor) -> Any:
         self._outputs = torch.zeros(2, len(inputs))
         return Recording(self, inputs)
 
@@ -84,7 +84,7 @@ def test_after_a_recording_that_failed_the_next_one_is_tried(monkeypatch: pytest
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorded, "_record", fail)
+        patch.setattr(Recorded, "_capture", fail)
         with pytest.raises(torch.OutOfMemoryError):
             forward(chunk(2))
     assert forward(chunk(3)).equal(double(chunk(3)))

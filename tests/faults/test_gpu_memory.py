@@ -20,7 +20,7 @@ from _support import CroselCli
 
 from crosel.errors import UserError
 from crosel.training.memory import budget
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 from crosel.training.trainer import fit
 
 pytestmark = NEEDS_GPU
@@ -111,10 +111,10 @@ def test_the_batch_size_to_try_works(graphs: str, tmp_path: Path, crosel_cli: Cr
 def test_out_of_memory_while_recording_leaves_nothing_broken(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps fit, then the recording has only a share of what it needs: it ends somewhere inside a step of two lanes."""
     settings, data = ("train.batch_size=64", "train.lr=0.01"), pictures(side=32)
-    real: Callable[..., Any] = Stepper._record
+    real: Callable[..., Any] = TrainStep._capture
     allocated: list[int] = []
 
-    def record(stepper: Stepper, streams: Any) -> Any:
+    def record(stepper: TrainStep, streams: Any) -> Any:
         if stepper.session.method.phase == "warm-up":
             return real(stepper, streams)
         torch.cuda.empty_cache()
@@ -127,7 +127,7 @@ def test_out_of_memory_while_recording_leaves_nothing_broken(share: float, monke
     session = session_of("crosel", *settings, data=data, network="wrn-10-4")
     weights = sum(4 * p.numel() for p in session.method.parameters())
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "_record", record)
+        patch.setattr(TrainStep, "_capture", record)
         with pytest.raises(
             UserError, match=r"out of GPU memory with batches of 64; try --set train.batch_size=32"
         ) as e:
@@ -154,7 +154,7 @@ def test_after_running_out_the_run_goes_on_to_the_same_end(
         "method.gamma=0.2",
     )  # fmt: skip
     assert train(crosel_cli, source, tmp_path / "unbroken", *settings).code == 0
-    real: Callable[..., Any] = Stepper.__call__
+    real: Callable[..., Any] = TrainStep.__call__
     calls = 0
 
     def step(*args: Any) -> None:
@@ -167,7 +167,7 @@ def test_after_running_out_the_run_goes_on_to_the_same_end(
         real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", step)
+        patch.setattr(TrainStep, "__call__", step)
         result = train(crosel_cli, source, tmp_path / "run", *settings)
     limit(float("inf"))
     assert result.code == 2, result.err

@@ -13,7 +13,7 @@ from _support import CroselCli, TinyRun, small_arrays
 
 from crosel.errors import UserError
 from crosel.training import memory
-from crosel.training.host_rows import HostRows
+from crosel.training.batches import PinnedLoader
 from crosel.training.memory import Budget, budget, check_budget, free_memory, inputs_stay_on_host
 from crosel.training.session import Session
 from crosel.training.trainer import fit
@@ -46,7 +46,7 @@ def test_bfloat16_takes_half_where_it_is_computed_in(monkeypatch: pytest.MonkeyP
     session = make_session("cc", "train.bf16=true")
     on_a_cpu = budget(session)
     assert on_a_cpu == budget(make_session("cc"))
-    monkeypatch.setattr("crosel.training.devices.in_bfloat16", lambda *_: True)
+    monkeypatch.setattr("crosel.training.devices.uses_bf16", lambda *_: True)
     assert budget(session).per_example == on_a_cpu.per_example // 2
     assert budget(session).networks == on_a_cpu.networks * 7 // 6, (
         "weights, gradients, momentum, and a cast of the weights"
@@ -192,7 +192,7 @@ def test_a_run_may_go_on_with_the_data_elsewhere(tiny_run: TinyRun, tmp_path: Pa
 
 def test_a_buffer_is_not_overwritten_by_the_next_step() -> None:
     x = torch.arange(40, dtype=torch.uint8).view(20, 2)
-    rows = HostRows(x, CPU)
+    rows = PinnedLoader(x, CPU)
     rows.begin_epoch({"a": torch.tensor([[0, 1], [2, 3], [4, 5]]), "b": torch.tensor([[6], [7], [8]])})
     first, second = rows.fetch(0), rows.fetch(1)
     assert first["a"].tolist() == x[:2].tolist()
@@ -214,7 +214,7 @@ def test_no_tensor_outlives_its_epoch() -> None:
 
     class Count:
         def on_step(self, *args: Any) -> None: ...
-        def on_state(self, *args: Any) -> None: ...
+        def on_checkpoint(self, *args: Any) -> None: ...
         def on_epoch(self, session: Session, row: dict[str, Any]) -> None:
             if row["epoch"] in (5, 20):
                 counts[row["epoch"]] = live_tensors()

@@ -16,7 +16,13 @@ from _support import CroselCli, TinyRun, small_arrays
 from crosel import CroSelClassifier
 from crosel.errors import UserError
 from crosel.training.session import Session
-from crosel.utils.out_of_memory import OneLine, in_building, in_passes, in_steps, is_out_of_memory
+from crosel.utils.out_of_memory import (
+    OutOfMemoryAdvice,
+    advise_while_building,
+    advise_while_evaluating,
+    advise_while_training,
+    is_out_of_memory,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +38,9 @@ from crosel.utils.out_of_memory import OneLine, in_building, in_passes, in_steps
 def test_out_of_memory_is_one_line_with_a_batch_size(
     error: BaseException, tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from crosel.training.step import Stepper
+    from crosel.training.step import TrainStep
 
-    run, real, calls = tmp_path / "run", Stepper.__call__, 0
+    run, real, calls = tmp_path / "run", TrainStep.__call__, 0
 
     def step(*args: Any) -> None:
         nonlocal calls
@@ -44,7 +50,7 @@ def test_out_of_memory_is_one_line_with_a_batch_size(
         real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", step)
+        patch.setattr(TrainStep, "__call__", step)
         result = crosel_cli(*tiny_run.command, "--out", run)
     assert result.code == 2
     last = result.err.splitlines()[-1]
@@ -60,23 +66,23 @@ def test_out_of_memory_is_one_line_with_a_batch_size(
     [
         (
             "device",
-            in_steps,
+            advise_while_training,
             "out of GPU memory with batches of 32; try --set train.batch_size=16 or --set train.data_on=",
         ),
         (
             "host",
-            in_steps,
+            advise_while_training,
             "out of GPU memory with batches of 32; try --set train.batch_size=16. Saved checkpoints are intact",
         ),
         (
             "host",
-            in_passes,
+            advise_while_evaluating,
             "out of GPU memory with chunks of 96; try --set train.eval_batch_size=48. Saved checkpoints",
         ),
     ],
 )
 def test_what_to_try_depends_on_where_it_happened(
-    data_on: str, setting: Callable[[Session], OneLine], expected: str
+    data_on: str, setting: Callable[[Session], OutOfMemoryAdvice], expected: str
 ) -> None:
     session = make_session("cc", f"train.data_on={data_on}")
     session.device = torch.device("cuda")
@@ -94,7 +100,7 @@ def test_too_large_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("crosel.methods.cc.CC.outputs", outputs)
     with (
         pytest.raises(UserError, match=r"out of memory for data, networks and tables; use a smaller network or fewer"),
-        in_building(CPU, "auto"),
+        advise_while_building(CPU, "auto"),
     ):
         make_session("cc")
 
@@ -120,7 +126,10 @@ def test_an_error_on_the_way_out_hides_nothing() -> None:
         finally:
             raise RuntimeError("CUDA error: capturing stream has unjoined work")
 
-    with pytest.raises(UserError, match="out of memory while trying; do less"), OneLine(CPU, "while trying", "do less"):
+    with (
+        pytest.raises(UserError, match="out of memory while trying; do less"),
+        OutOfMemoryAdvice(CPU, "while trying", "do less"),
+    ):
         record()
     for words in ("CUBLAS_STATUS_ALLOC_FAILED when calling", "GET was unable to find an engine to execute"):
         assert is_out_of_memory(RuntimeError(words))
@@ -133,7 +142,7 @@ def test_who_keeps_the_error_does_not_keep_the_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     kept: list[Any] = []
-    with pytest.raises(UserError) as caught, OneLine(CPU, "while trying", "do less"):
+    with pytest.raises(UserError) as caught, OutOfMemoryAdvice(CPU, "while trying", "do less"):
         large()
     assert caught.value.__context__ is not None, "the error is still there for those who look"
     assert kept[0]() is None
@@ -143,7 +152,7 @@ def test_the_estimator_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("crosel.training.step.Stepper.__call__", step)
+    monkeypatch.setattr("crosel.training.step.TrainStep.__call__", step)
     data = small_arrays(images=False)
     with pytest.raises(UserError, match=r"out of memory with batches of 32; try --set train.batch_size=16"):
         CroSelClassifier(epochs=2, batch_size=32).fit(data["x"], data["candidates"])

@@ -11,8 +11,8 @@ import torch
 from _on_a_gpu import NEEDS_GPU, RECORDED, session_of
 
 from crosel.errors import UserError
-from crosel.nn import lanes
-from crosel.nn.cuda_graphs import record
+from crosel.nn import cuda
+from crosel.nn.cuda import capture
 from crosel.training.trainer import fit
 
 FORBIDDEN = "CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be …"
@@ -44,7 +44,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "set_stream": seen.append,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(lanes, "_streams", {})  # on a real card, those of tests that ran before
+    monkeypatch.setattr(cuda, "_streams", {})  # on a real card, those of tests that ran before
     return seen
 
 
@@ -58,8 +58,8 @@ def failing(message: str) -> Any:
 def test_what_is_recorded_runs_once_with_its_generator(streams: list[str]) -> None:
     ran: list[int] = []
     generator = torch.Generator()
-    assert record(lambda: ran.append(1), generator).generator is generator
-    assert record(lambda: ran.append(2), alone=False).generator is None
+    assert capture(lambda: ran.append(1), generator).generator is generator
+    assert capture(lambda: ran.append(2), exclusive=False).generator is None
     assert (ran, streams) == ([1, 2], ["global", "thread_local"])
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_recorded_is_told_in_one_line(streams: list[str]) -> None
     with pytest.raises(
         UserError, match=r"\.item\(\).*not permitted when stream is capturing\).*train.cuda_graphs=false"
     ) as told:
-        record(failing(FORBIDDEN))
+        capture(failing(FORBIDDEN))
     assert "\n" not in str(told.value)
     assert streams == ["outside"], "later work goes where it went before"
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_recorded_is_told_in_one_line(streams: list[str]) -> None
 @pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB", "size mismatch", ""])
 def test_other_faults_stay_what_they_are(message: str, streams: list[str]) -> None:
     with pytest.raises(RuntimeError, match="previous error during capture") as told:
-        record(failing(message))
+        capture(failing(message))
     assert not isinstance(told.value, UserError)
     assert str(told.value.__context__) == message
     assert streams == ["outside"]

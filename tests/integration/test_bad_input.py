@@ -682,7 +682,7 @@ def test_folder_cannot_be_made(
 
 def test_folder_removed_underneath(tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
-    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 7, "seconds": 0.05}
+    slow = {"target": "crosel.training.step:TrainStep.__call__", "call": 7, "seconds": 0.05}
     child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     child.wait_for(lambda: "epoch 1/4" in child.err)
     shutil.rmtree(run)
@@ -696,7 +696,7 @@ def test_folder_removed_underneath(tmp_path: Path, tiny_run: TinyRun, fork_serve
 
 def test_second_process_is_told_at_once(tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
-    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 7, "seconds": 60}
+    slow = {"target": "crosel.training.step:TrainStep.__call__", "call": 7, "seconds": 60}
     first = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     first.wait_for(lambda: "epoch 1/4" in first.err)
     before = tree(run)

@@ -14,7 +14,7 @@ from _support import TINY, CroselCli, small_arrays
 
 from crosel import CroSelClassifier
 from crosel.estimator.notebook import NotebookConsole, in_notebook
-from crosel.training.loggers import check_loggers
+from crosel.training.callbacks import check_loggers
 
 
 class FakeWandb:

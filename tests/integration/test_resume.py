@@ -124,7 +124,7 @@ def test_stopped_again_and_again(tiny_run: TinyRun, tmp_path: Path, stopper: Sto
 def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     run = tmp_path / "run"
     here = "a step of the third epoch\n"
-    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
+    slow = {"target": "crosel.training.step:TrainStep.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     child.wait_for(lambda: here in child.err)
     child.signal(number)
@@ -140,7 +140,7 @@ def test_signal_in_a_process(number: int, tiny_run: TinyRun, tmp_path: Path, for
 
 def test_second_ctrl_c_is_immediate(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     here = "a step that takes a minute\n"
-    slow = {"target": "crosel.training.step:Stepper.__call__", "call": STEPS + 1, "seconds": 60, "tell": here}
+    slow = {"target": "crosel.training.step:TrainStep.__call__", "call": STEPS + 1, "seconds": 60, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", tmp_path / "run", trap=slow)
     child.wait_for(lambda: here in child.err)
     started = time.monotonic()
@@ -462,7 +462,7 @@ def test_a_checkpoint_that_a_run_replaces_while_it_is_read(
     found = checkpoint.load_newest(folder)
     assert found.checkpoint is not None
     assert (found.checkpoint.state["epoch"], found.damaged) == (3, [])
-    assert checkpoint.load_newest(tmp_path / "nowhere") == checkpoint.Found(None, [])
+    assert checkpoint.load_newest(tmp_path / "nowhere") == checkpoint.LoadResult(None, [])
 
 
 def test_old_checkpoints_that_cannot_be_removed_are_one_clear_line(

@@ -60,7 +60,7 @@ def chosen_moments() -> Iterator[Any]:
         yield pytest.param(
             "crosel.training.checkpoint:prune", epoch, "before", id=f"epoch {epoch} saved, old ones not removed"
         )
-    yield pytest.param("crosel.training.step:Stepper.__call__", 15, "before", id="before a step")
+    yield pytest.param("crosel.training.step:TrainStep.__call__", 15, "before", id="before a step")
     yield pytest.param("crosel.training.trainer:training_pass", 3, "after", id="after a pass over the training set")
 
 

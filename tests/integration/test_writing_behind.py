@@ -21,7 +21,7 @@ from crosel.runs import folder as run
 from crosel.runs.pipeline import StopFlag
 from crosel.training import checkpoint
 from crosel.training import trainer as train
-from crosel.training.trainer import Row
+from crosel.training.callbacks import Row
 
 STATE = {"epoch": 1, "step": 0, "rows": [], "seconds": 0.0, "device": "cpu", "data": "d", "candidates": "c"}
 STEPS = 6  # of an epoch of the tiny run
@@ -58,7 +58,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 def test_what_is_written_is_what_was_there(tmp_path: Path, gate: Gate) -> None:
     """`save` returns before the write; what changes afterwards does not get in."""
-    writer, values, state = checkpoint.Writer(), tensors(), dict(STATE, rows=[{"epoch": 1}])
+    writer, values, state = checkpoint.AsyncWriter(), tensors(), dict(STATE, rows=[{"epoch": 1}])
     writer.save(tmp_path, values, state, keep=2)
     values["w"].zero_()
     state["rows"].append({"epoch": 2})
@@ -72,7 +72,7 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, gate: Gate) -> None:
 
 
 def test_one_after_the_other(tmp_path: Path) -> None:
-    writer = checkpoint.Writer()
+    writer = checkpoint.AsyncWriter()
     for epoch in range(1, 6):
         writer.save(tmp_path, tensors(), dict(STATE, epoch=epoch), keep=2)
         assert len([p for p in tmp_path.iterdir() if p.suffix == ".safetensors"]) <= 3
@@ -83,7 +83,7 @@ def test_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asks", ["save", "wait"])
 def test_an_error_is_told_once_and_in_time(tmp_path: Path, asks: str) -> None:
-    writer = checkpoint.Writer()
+    writer = checkpoint.AsyncWriter()
     writer.save(tmp_path / "nowhere", tensors(), STATE, keep=2)
     with pytest.raises(UserError, match="the folder does not exist, or was removed"):
         writer.wait() if asks == "wait" else writer.save(tmp_path, tensors(), dict(STATE, epoch=2), keep=2)
@@ -176,7 +176,7 @@ def chosen_moments() -> Iterator[Any]:
         yield pytest.param(
             "crosel.runs.folder:RunFolder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics"
         )
-    yield pytest.param("crosel.training.step:Stepper.__call__", 15, "before", 0.2, id="in a step")
+    yield pytest.param("crosel.training.step:TrainStep.__call__", 15, "before", 0.2, id="in a step")
     yield pytest.param(
         "crosel.training.trainer:training_pass", 3, "after", 0.2, id="after a pass over the training set"
     )
@@ -210,7 +210,7 @@ def test_signals_do_not_cut_the_last_write_short(tiny_run: TinyRun, tmp_path: Pa
     """Launchers send SIGTERM more than once; what was promised is written all the same."""
     out = tmp_path / "run"
     here = "a step of the third epoch\n"
-    slow = {"target": "crosel.training.step:Stepper.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
+    slow = {"target": "crosel.training.step:TrainStep.__call__", "call": 2 * STEPS + 1, "seconds": 0.05, "tell": here}
     child = fork_server.start(*tiny_run.command, "--out", out, trap=slow, behind=0.7)
     child.wait_for(lambda: here in child.err)
     for _ in range(12):  # in the step, in the wait for the checkpoint before, and in the last wait
@@ -288,7 +288,7 @@ def test_without_another_thread_it_is_written_at_once(tmp_path: Path, monkeypatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
-    writer = checkpoint.Writer()
+    writer = checkpoint.AsyncWriter()
     writer.save(tmp_path, tensors(), STATE, keep=2)
     writer.wait()
     assert checkpoint.load_newest(tmp_path).checkpoint is not None
@@ -304,7 +304,7 @@ from crosel.training import checkpoint
 
 def run():
     threading.main_thread().join()
-    writer = checkpoint.Writer()
+    writer = checkpoint.AsyncWriter()
     for epoch in (1, 2):
         writer.save(Path({str(tmp_path)!r}), {{"w": torch.zeros(2)}}, {{"epoch": epoch, "step": 0}}, keep=2)
     writer.wait()

@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 
 from crosel.augment import Op, OpTable
+from crosel.augment.ops import shift_hue
 from crosel.augment.policies import SIGNED, policy_value, strong_value
-from crosel.augment.stages import shift_hue
 
 torch.set_num_threads(1)
 

@@ -16,10 +16,10 @@ from crosel.config import build_config
 from crosel.data import draw_candidates
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
-from crosel.nn.casts import Conv2d, Linear, SharedCasts, current
+from crosel.nn.casts import Conv2d, Linear, SharedCasts, shared_cast
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -28,7 +28,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @pytest.fixture(autouse=True)
 def _bfloat16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without oneDNN: not every CPU has the instructions that it takes for bfloat16."""
-    monkeypatch.setattr("crosel.training.devices.in_bfloat16", lambda config, _: config.train.bf16)
+    monkeypatch.setattr("crosel.training.devices.uses_bf16", lambda config, _: config.train.bf16)
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
@@ -66,7 +66,7 @@ def _train(session: Session, shared: bool) -> tuple[list[Tensor], Counter[str]]:
         method.labels.zero_()
     method.begin_epoch(2)
     method.train()
-    stepper, streams = Stepper(session), method.streams()
+    stepper, streams = TrainStep(session), method.streams()
     if not shared:
         stepper.casts = None
     index = session.train.epoch_indices(streams, 3, session.batch_size, session.generator)
@@ -96,7 +96,7 @@ def test_a_skipped_step_and_an_average_leave_no_stale_cast() -> None:
 
 
 def test_without_bf16_nothing_is_shared() -> None:
-    assert Stepper(_session("cc", bf16=False)).casts is None
+    assert TrainStep(_session("cc", bf16=False)).casts is None
 
 
 class Two(nn.Module):
@@ -110,7 +110,7 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor, some: bool) -> Tensor:
         h = self.conv(x).mean(dim=(2, 3))
-        return (self.some(h) * current(self.free).float() if some else h).square().sum()
+        return (self.some(h) * shared_cast(self.free).float() if some else h).square().sum()
 
 
 def _gradients(shared: bool) -> tuple[Two, list[Tensor | None]]:
@@ -129,8 +129,8 @@ def _gradients(shared: bool) -> tuple[Two, list[Tensor | None]]:
         with casts:
             loss = objective()
         loss.backward()
-        casts.gather()
-        casts.gather()  # nothing is left to add
+        casts.accumulate_gradients()
+        casts.accumulate_gradients()  # nothing is left to add
     else:
         ahead = [m.register_forward_pre_hook(_cast) for m in (net.conv, net.some)]
         loss = objective()
@@ -169,16 +169,16 @@ def test_weights_changed_between_steps_are_seen() -> None:
 def test_what_is_not_ours_stays_as_it_is() -> None:
     frozen = Linear(2, 2).requires_grad_(False)
     with SharedCasts(frozen, torch.float64):
-        assert current(frozen.weight) is frozen.weight
+        assert shared_cast(frozen.weight) is frozen.weight
     learns = Linear(512, 512)
     with SharedCasts(learns, torch.float64):
-        assert current(learns.weight).dtype == current(learns.bias).dtype == torch.float64
+        assert shared_cast(learns.weight).dtype == shared_cast(learns.bias).dtype == torch.float64
     plain = nn.Linear(2, 2)
     casts = SharedCasts(plain)
     with casts:
         loss = plain(torch.ones(1, 2)).sum()
     loss.backward()
-    casts.gather()
+    casts.accumulate_gradients()
     assert plain.bias.grad is not None
     assert plain.bias.grad.tolist() == [1.0, 1.0]
-    assert current(plain.bias) is plain.bias
+    assert shared_cast(plain.bias) is plain.bias

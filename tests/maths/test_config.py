@@ -21,7 +21,7 @@ from crosel.methods.base import STAGE, Method, MethodSettings, find_method, meth
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
 from crosel.presets import _composed, presets, read_preset
-from crosel.training.build import left_to_data, resolve
+from crosel.training.build import filled_from_data, resolve
 from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
@@ -281,11 +281,11 @@ def test_the_same_method_keeps_what_was_said(file):
 )
 def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
     config = build_config(settings=["source=digits", *settings])
-    assert left_to_data(config) == left
+    assert filled_from_data(config) == left
     asked, made = (dotted(c.model_dump(mode="json")) for c in (config, resolve(config, read_digits())))
     changed = left - {"augment.cutout_fill"}  # digits must not flip, and are small images; white is white in them
     assert {name for name in asked if asked[name] != made[name]} == changed
-    assert left_to_data(resolve(config, read_digits())) == set()
+    assert filled_from_data(resolve(config, read_digits())) == set()
 
 
 @pytest.mark.parametrize(("brightest", "fill"), [(255, 127), (128, 127), (127, 63), (16, 8), (1, 0)])

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from crosel.nn.fused import add_norm_relu, norm_relu, parts, use
-from crosel.nn.networks import WideResNet, apart
+from crosel.nn.fused import add_norm_relu, batch_norm_parts, enable, norm_relu
+from crosel.nn.networks import WideResNet, forward_split_bn
 
 CHECK = """
 import copy, torch
@@ -27,12 +27,12 @@ def results(on, norm, x, residual, weights, sizes):
     if not on:  # the reference: PyTorch's own, in double precision
         norm, x, residual = norm.double(), x.double(), None if residual is None else residual.double()
     x, residual = x.clone().requires_grad_(), None if residual is None else residual.clone().requires_grad_()
-    with fused.use(on):
-        with fused.parts(sizes):
+    with fused.enable(on):
+        with fused.batch_norm_parts(sizes):
             total, out = fused.add_norm_relu(x, residual, norm)
         ((out * weights[0]).sum() + (0 if residual is None else (total * weights[1]).sum())).backward()
         norm.eval()
-        with fused.parts(sizes):  # which mean nothing then
+        with fused.batch_norm_parts(sizes):  # which mean nothing then
             plain = fused.norm_relu(x.detach(), norm)
     found = [total, out, x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var, plain]
     return found + ([] if residual is None else [residual.grad])
@@ -43,7 +43,7 @@ cases = {(3, 16, 5, 5): [(1, 2)], (2, 160, 7, 7): [(1, 1)], (5, 64, 9, 9): [(1, 
          (20, 32, 16, 16): [(15, 4, 1), (4, 16)], (2, 33, 3, 3): []}
 for shape, sizes in ((shape, sizes) for shape, several in cases.items() for sizes in [(), *several]):
     fused._PROGRAMS = 8 if len(x := torch.empty(shape)) == 20 else 512  # few of them take several steps each
-    assert (fused._plan(x, sizes).how["STEPS"] > 1) == (len(x) == 20)
+    assert (fused._plan_launch(x, sizes).how["STEPS"] > 1) == (len(x) == 20)
     x, r, *weights = (torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(4))
     x = x * 2 + 30  # a mean far from zero costs no digits
     if sizes:
@@ -60,7 +60,7 @@ few = "more than one value"
 for sizes, refused in {(2,): "", (1, 1): few, (0, 2): few, (3, 4): "not a batch of 2"}.items():
     said = ""  # of a batch of 2 at 1x1 pixels: parts with one value a channel, or none, or of another batch
     try:
-        with fused.use(True), fused.parts(sizes):
+        with fused.enable(True), fused.batch_norm_parts(sizes):
             fused.norm_relu(torch.ones(2, 16, 1, 1).contiguous(memory_format=torch.channels_last), nn.BatchNorm2d(16))
     except ValueError as error:
         said = str(error)
@@ -86,7 +86,7 @@ def test_kernels_agree_with_pytorch() -> None:
 def test_without_kernels_it_is_batch_norm_and_relu() -> None:
     norm = nn.BatchNorm2d(4)
     x, residual = torch.randn(3, 4, 5, 5), torch.randn(3, 4, 5, 5)
-    with use(True):
+    with enable(True):
         total, out = add_norm_relu(x, residual, norm)
         alone = norm_relu(x, norm)
     fresh = nn.BatchNorm2d(4)
@@ -98,7 +98,7 @@ def test_without_kernels_it_is_batch_norm_and_relu() -> None:
 PARTS = """
 import copy, sys, torch
 from crosel.nn import fused
-from crosel.nn.networks import WideResNet, apart
+from crosel.nn.networks import WideResNet, forward_split_bn
 
 torch.manual_seed(0)
 torch.backends.cudnn.allow_tf32 = False
@@ -108,8 +108,8 @@ found, seen = [], []
 for on in (True, False):
     own = copy.deepcopy(network)
     own.stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
-    with fused.use(on):
-        logits = apart(own.float() if on else own, *(x.float() if on else x for x in batches))
+    with fused.enable(on):
+        logits = forward_split_bn(own.float() if on else own, *(x.float() if on else x for x in batches))
         sum((i + 1) * out.square().sum() for i, out in enumerate(logits)).backward()
     found.append([*logits, *(p.grad for p in own.parameters()), *own.buffers()])
 assert seen == [10, 3, 5, 2], seen  # one pass of all, and three
@@ -138,7 +138,7 @@ def test_parts_without_kernels(sizes: tuple[int, ...]) -> None:
     together = WideResNet(10, 2, 5)
     alone = copy.deepcopy(together)
     x = torch.randn(7, 3, 8, 8)
-    with parts(sizes):
+    with batch_norm_parts(sizes):
         out = together(x)
     expected = torch.cat([alone(part) for part in torch.split(x, sizes)])
     torch.testing.assert_close(out, expected)
@@ -149,7 +149,7 @@ def test_parts_without_kernels(sizes: tuple[int, ...]) -> None:
     for p, q in zip(together.buffers(), alone.buffers(), strict=True):
         torch.testing.assert_close(p, q)
     together.eval(), alone.eval()
-    with parts(sizes):  # nothing of the batch matters
+    with batch_norm_parts(sizes):  # nothing of the batch matters
         torch.testing.assert_close(together(x), alone(x))
 
 
@@ -157,10 +157,10 @@ def test_apart_makes_a_pass_for_each_batch_where_there_are_no_kernels() -> None:
     seen = []
     network = WideResNet(10, 1, 5)
     network.stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
-    with use(True):
-        logits = apart(network, torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8))
+    with enable(True):
+        logits = forward_split_bn(network, torch.randn(2, 3, 8, 8), torch.randn(3, 3, 8, 8))
     assert [len(out) for out in logits] == seen == [2, 3]
-    assert apart(network) == []
+    assert forward_split_bn(network) == []
 
 
 def test_wide_resnet_is_the_published_block_by_block() -> None:

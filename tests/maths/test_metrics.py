@@ -11,9 +11,9 @@ from crosel.training.metrics import (
     accuracy,
     approximated_accuracy,
     covering_rate,
-    hardly_predicted,
     oracle_selection_accuracy,
-    predicted_inside,
+    predictions_per_class,
+    rarely_predicted,
 )
 
 
@@ -97,7 +97,7 @@ def test_predictions_inside_the_sets_are_counted_by_class(seed: int) -> None:
     for row, inside in zip(p.tolist(), sets.tolist(), strict=True):
         j = slow.argmax(row)
         expected[j] += inside[j]
-    assert predicted_inside(p, sets).tolist() == expected
+    assert predictions_per_class(p, sets).tolist() == expected
     assert 0 < sum(expected) < len(p)
 
 
@@ -110,7 +110,7 @@ def test_predictions_inside_the_sets_are_counted_by_class(seed: int) -> None:
 )  # fmt: skip
 def test_fewer_than_one_in_a_hundred_of_at_least_a_hundred(held: int, predicted: int, found: bool) -> None:
     sets = np.stack([np.arange(1000) < held, np.ones(1000, dtype=bool)], axis=1)
-    assert hardly_predicted(np.array([predicted, 500]), sets) == [0] * found
+    assert rarely_predicted(np.array([predicted, 500]), sets) == [0] * found
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_for_large_sets_less_than_a_tenth_of_an_even_share(held: int, predicted:
     sets[:held, 1] = False  # every set has 100 labels
     counts = np.full(101, 40)
     counts[0] = predicted
-    assert hardly_predicted(counts, sets) == [0] * found
+    assert rarely_predicted(counts, sets) == [0] * found

@@ -11,8 +11,8 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from crosel.augment import AugmentSettings, ImageView, Op, make_views
-from crosel.augment.parts import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
 from crosel.augment.policies import POLICIES, policy_entries, policy_value, strong_entries, strong_value
+from crosel.augment.transforms import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
 from crosel.config import build_config
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def part(name: str, kind: type, shape: tuple[int, ...] = (3, 32, 32), **settings: object) -> object:
     view = make_views(shape, AugmentSettings(**settings))[name]
     assert isinstance(view, ImageView)
-    return next(p for p in view.parts if isinstance(p, kind))
+    return next(p for p in view.transforms if isinstance(p, kind))
 
 
 def weak_reference(image: np.ndarray, flip: int, offset: tuple[int, int], pad: tuple[int, int]) -> np.ndarray:
@@ -238,7 +238,7 @@ def test_magnitudes_of_the_policies() -> None:
 def test_parts_of_the_views() -> None:
     """As the table at the head of `augment/views.py` has it; the contrastive ones are PiCO's."""
     views = make_views((3, 32, 32), AugmentSettings())
-    assert {name: [type(part) for part in view.parts] for name, view in views.items()} == {
+    assert {name: [type(t) for t in view.transforms] for name, view in views.items()} == {
         "plain": [],
         "weak": [FlipCrop],
         "strong": [FlipCrop, RandomOps, Cutout],

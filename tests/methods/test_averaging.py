@@ -21,7 +21,7 @@ from crosel.runs.folder import load_run
 from crosel.runs.pipeline import train_run
 from crosel.training.build import build_session, resolve
 from crosel.training.checkpoint import Checkpoint
-from crosel.training.ema import WeightAverage, refresh_statistics, spread_rows
+from crosel.training.ema import EmaWeights, recalibrate_batch_norm, spread_rows
 from crosel.training.session import Session
 from crosel.training.trainer import fit, predict_chunks
 
@@ -46,7 +46,7 @@ def session(method: str = "crosel", hidden: tuple[int, ...] = (8,), **train: flo
 
 def test_average_follows_the_recurrence() -> None:
     network = nn.Linear(2, 2)
-    average = WeightAverage(network, 0.9, CPU)
+    average = EmaWeights(network, 0.9, CPU)
     kept, steps = network.weight.detach().double().clone(), 0
     for epoch in range(4):
         average.begin_epoch(steps)
@@ -62,7 +62,7 @@ def test_average_follows_the_recurrence() -> None:
 
 def test_first_epoch_forgets_the_starting_weights() -> None:
     network = nn.Linear(2, 2)
-    average = WeightAverage(network, 0.999, CPU)
+    average = EmaWeights(network, 0.999, CPU)
     average.begin_epoch(0)
     with torch.no_grad():
         network.weight.fill_(3.0)
@@ -72,14 +72,14 @@ def test_first_epoch_forgets_the_starting_weights() -> None:
 
 def test_average_stands_in_place_and_gives_the_weights_back() -> None:
     network = nn.Linear(2, 2)
-    average = WeightAverage(network, 0.9, CPU)
+    average = EmaWeights(network, 0.9, CPU)
     trained = torch.full((2, 2), 7.0)
     with torch.no_grad():
         network.weight.copy_(trained)
     kept = average.state_dict()["weight"].clone()
-    with average.in_place():
+    with average.swapped_in():
         assert torch.equal(network.weight, kept)
-        with average.in_place():  # once is enough
+        with average.swapped_in():  # once is enough
             assert torch.equal(network.weight, kept)
     assert torch.equal(network.weight, trained)
 
@@ -88,12 +88,12 @@ def test_average_stands_in_place_and_gives_the_weights_back() -> None:
 def test_predictions_come_from_the_average(method: str) -> None:
     s = session(method, average=0.9)
     fit(s)
-    assert s.average is not None
+    assert s.ema is not None
     _, outputs = next(iter(predict_chunks(s, s.data.x)))
     s.method.eval()
     with torch.no_grad():
         trained = s.method.outputs(s.normalise(torch.from_numpy(s.data.x)))
-        with s.average.in_place():
+        with s.ema.swapped_in():
             averaged = s.method.outputs(s.normalise(torch.from_numpy(s.data.x)))
     torch.testing.assert_close(outputs, averaged)
     assert not torch.allclose(outputs, trained)
@@ -138,7 +138,7 @@ def test_refreshed_statistics_are_those_of_the_batches() -> None:
     def run(x: torch.Tensor) -> None:
         assert not norm(x).requires_grad, "a graph would take memory for nothing"
 
-    found = refresh_statistics(norm, batches, run)
+    found = recalibrate_batch_norm(norm, batches, run)
     assert [t.data_ptr() for t in found] == [norm.running_mean.data_ptr(), norm.running_var.data_ptr()], "in place"
     expected = torch.stack([b.mean(dim=0) for b in batches]).mean(dim=0)
     spread = torch.stack([b.var(dim=0) for b in batches]).mean(dim=0)
@@ -160,7 +160,7 @@ def test_the_bank_is_filled_by_the_trained_weights() -> None:
 def test_a_run_averages_every_step_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """kept <- kept + (live - kept) · max(1 - decay, 1 / steps before the epoch + 1), by hand along a run."""
     s = session("cc", average=0.9)
-    assert s.average is not None
+    assert s.ema is not None
     live = s.method.networks[0].head.weight
     kept, steps, real = live.detach().double().clone(), 0, s.optimiser.step
 
@@ -174,7 +174,7 @@ def test_a_run_averages_every_step_of_every_epoch(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(s.optimiser, "step", step)
     fit(s)
     assert steps == 4 * s.steps > 4
-    found = s.average.state_dict()["0.head.weight"]
+    found = s.ema.state_dict()["0.head.weight"]
     torch.testing.assert_close(found.double(), kept, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found, live)
 
@@ -183,11 +183,11 @@ def test_statistics_are_refreshed_for_the_weights_that_predict() -> None:
     """One batch holds all 60 examples: the trained weights and their average each get the means they make of these."""
     s = session("cc", average=0.9, refresh=1)
     fit(s)
-    assert s.average is not None
+    assert s.ema is not None
     first, norm = s.method.networks[0].body[0], s.method.networks[0].body[1]
     x = s.normalise(torch.from_numpy(s.data.x))
     means = []
-    for standing in (nullcontext(), s.average.in_place()):
+    for standing in (nullcontext(), s.ema.swapped_in()):
         with standing, torch.no_grad():
             means.append(norm.running_mean.clone())
             torch.testing.assert_close(means[-1], first(x).mean(dim=0), atol=1e-5, rtol=1e-5)
@@ -200,8 +200,8 @@ def test_statistics_are_refreshed_for_the_weights_that_predict() -> None:
 
 def by_hand(s: Session, chunks: int, size: int) -> dict[str, np.ndarray[Any, Any]]:
     """Statistics for the weights in the average: mean and variance over chunks of rows 0, 37, 74 - 60, … of the 60."""
-    assert s.average is not None
-    kept = {name: value.double().numpy() for name, value in s.average.state_dict().items()}
+    assert s.ema is not None
+    kept = {name: value.double().numpy() for name, value in s.ema.state_dict().items()}
     x = (s.data.x.astype(np.float64) - s.normalise.mean.numpy()) / s.normalise.std.numpy()
     sums: dict[str, Any] = {}
     for network in range(len(s.method.networks)):
@@ -224,10 +224,10 @@ class Check:
         self.chunks, self.size, self.stopped = chunks, size, stopped
         self.seen: list[int] = []
 
-    def on_state(self, session: Session) -> None:
-        assert session.average is not None
+    def on_checkpoint(self, session: Session) -> None:
+        assert session.ema is not None
         self.seen.append(session.progress.step)
-        kept = session.average.state_dict()
+        kept = session.ema.state_dict()
         wanted = by_hand(session, self.stopped if session.progress.step else self.chunks, self.size)
         assert len(wanted) == 4 * len(session.method.networks)
         for name, value in wanted.items():
@@ -315,7 +315,7 @@ def test_nothing_but_batch_norm_is_in_training_mode_for_it() -> None:
     frozen.running_mean.fill_(1.0)
     counting.num_batches_tracked.fill_(7)
     x, state = torch.randn(8, 3), torch.get_rng_state()
-    found = refresh_statistics(network, [x], network)
+    found = recalibrate_batch_norm(network, [x], network)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(found) == 4
     assert torch.equal(frozen.running_mean, torch.ones(3))
@@ -331,7 +331,7 @@ def test_a_network_without_batch_norm_has_nothing_to_refresh() -> None:
         yield
 
     network = nn.Linear(2, 2)
-    assert refresh_statistics(network, batches(), network) == []
+    assert recalibrate_batch_norm(network, batches(), network) == []
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 30, 60, 997, 1000, 10240, 50000])

@@ -21,7 +21,7 @@ from crosel.methods.base import Method, Problem
 from crosel.runs.pipeline import train_run
 from crosel.training import checkpoint
 from crosel.training.session import Session
-from crosel.training.step import Stepper
+from crosel.training.step import TrainStep
 from crosel.training.trainer import fit
 
 
@@ -37,7 +37,7 @@ def test_all_seven_are_here() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
     s = session(name)
-    step, method = Stepper(s), s.method
+    step, method = TrainStep(s), s.method
     for epoch in (1, 2):
         method.begin_epoch(epoch)
         streams = method.streams()
@@ -90,7 +90,7 @@ def test_what_acts_after_the_step_sees_what_the_step_made() -> None:
     indices = s.train.epoch_indices(streams, s.steps, s.batch_size, s.generator)
     s.method.begin_epoch(1)
     s.method.train()
-    Stepper(s)(streams, {stream: table[0] for stream, table in indices.items()}, 0.1)
+    TrainStep(s)(streams, {stream: table[0] for stream, table in indices.items()}, 0.1)
     assert torch.equal(*inputs)
     with torch.no_grad():
         torch.testing.assert_close(outputs[1], network(inputs[1]))

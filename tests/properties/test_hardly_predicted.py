@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from crosel.runs.labels import NAMED, remarks_on_classes
-from crosel.training.metrics import hardly_predicted, predicted_inside
+from crosel.training.metrics import predictions_per_class, rarely_predicted
 
 
 @st.composite
@@ -26,7 +26,7 @@ def cases(draw: Any) -> tuple[np.ndarray, np.ndarray]:
 def test_only_classes_that_are_hardly_predicted_are_found_the_worst_first(case: tuple[np.ndarray, np.ndarray]) -> None:
     p, sets = case
     guesses, size = p.argmax(axis=1), sets.sum() / len(sets)
-    found = hardly_predicted(predicted_inside(p, sets), sets)
+    found = rarely_predicted(predictions_per_class(p, sets), sets)
     for j in range(sets.shape[1]):
         mine = guesses[sets[:, j]] == j
         if j in found:
@@ -43,8 +43,8 @@ def test_only_classes_that_are_hardly_predicted_are_found_the_worst_first(case: 
 @given(cases())
 def test_at_most_three_are_named_and_all_are_counted(case: tuple[np.ndarray, np.ndarray]) -> None:
     p, sets = case
-    predicted = predicted_inside(p, sets)
-    found = hardly_predicted(predicted, sets)
+    predicted = predictions_per_class(p, sets)
+    found = rarely_predicted(predicted, sets)
     lines = remarks_on_classes(predicted, sets, [f"class {j}" for j in range(sets.shape[1])])
     assert len(lines) == bool(found)
     assume(found)

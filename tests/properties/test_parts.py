@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crosel.nn import fused
-from crosel.nn.networks import ResNet18, WideResNet, apart
-from crosel.nn.sync_batch_norm import synchronise_norms
-from crosel.utils.distributed import ONE
+from crosel.nn.networks import ResNet18, WideResNet, forward_split_bn
+from crosel.nn.sync_batch_norm import convert_sync_batch_norm
+from crosel.utils.distributed import SINGLE_PROCESS
 
 torch.set_num_threads(1)
 
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 @settings(max_examples=300)
 @given(
-    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=fused.MOST_PARTS).filter(any),
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=fused.MAX_PARTS).filter(any),
     channels=st.integers(1, 700),
     height=st.integers(1, 40),
     width=st.integers(1, 40),
@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 @example(sizes=[256, 256, 256], channels=640, height=8, width=8)
 @example(sizes=[1, 300, 1], channels=64, height=40, width=40)
 def test_each_row_of_each_part_is_taken_once(sizes: list[int], channels: int, height: int, width: int) -> None:
-    plan = fused._plan(torch.empty(sum(sizes), channels, height, width, device="meta"), sizes)
+    plan = fused._plan_launch(torch.empty(sum(sizes), channels, height, width, device="meta"), sizes)
     row1, row2, rows, program1, program2, _ = plan.bounds
     programs, columns = plan.grid
     assert [*plan.rows] == [size * height * width for size in sizes]
@@ -48,7 +48,7 @@ def test_each_row_of_each_part_is_taken_once(sizes: list[int], channels: int, he
         assert last - first == -(-(end - begin) // a_program)  # enough of them, and none without a row
         assert last - first <= plan.adding["PROGRAMS"]
     assert (columns - 1) * plan.how["BLOCK_C"] < channels <= columns * plan.how["BLOCK_C"]
-    assert columns <= len(fused._ticket(nn.BatchNorm2d(channels)))
+    assert columns <= len(fused._counters(nn.BatchNorm2d(channels)))
     assert programs * columns <= fused._PROGRAMS + columns * len(sizes)  # the card is full, and not much more
     for size in (plan.how["BLOCK_R"], plan.how["BLOCK_C"], plan.adding["PROGRAMS"]):
         assert size.bit_count() == 1  # as Triton's ranges have to be
@@ -59,10 +59,10 @@ def test_each_row_of_each_part_is_taken_once(sizes: list[int], channels: int, he
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """`apart` as on a GPU, with PyTorch's batch norm in place of the kernels."""
+    """`forward_split_bn` as on a GPU, with PyTorch's batch norm in place of the kernels."""
     with (
         mock.patch.object(fused, "available", return_value=True),
-        mock.patch.object(fused, "_fits", return_value=False),
+        mock.patch.object(fused, "_can_fuse", return_value=False),
     ):
         yield
 
@@ -100,13 +100,13 @@ def learnt(network: nn.Module, logits: list[Tensor]) -> dict[str, Tensor]:
 def test_together_is_one_after_another(sizes: list[int], side: int, training: bool, seed: int) -> None:
     torch.manual_seed(seed)
     network = WideResNet(10, 1, 4).double().train(training)
-    passes = [sum(sizes)] if len(sizes) <= fused.MOST_PARTS else sizes
+    passes = [sum(sizes)] if len(sizes) <= fused.MAX_PARTS else sizes
     assert_same(network, drawn(sizes, side, seed), passes, rtol=1e-7, atol=1e-8)
 
 
 def test_together_over_ranks_too() -> None:
     network = WideResNet(10, 1, 4)
-    synchronise_norms(network, ONE)
+    convert_sync_batch_norm(network, SINGLE_PROCESS)
     assert_same(network, [x.float() for x in drawn([5, 7], 8, 0)], [12], rtol=1e-3, atol=1e-4)
 
 
@@ -114,7 +114,7 @@ def assert_same(together: nn.Module, batches: list[Tensor], passes: list[int], *
     alone = copy.deepcopy(together)
     seen = watched(together)
     with one_pass():
-        found = learnt(together, apart(together, *batches))
+        found = learnt(together, forward_split_bn(together, *batches))
     assert seen == passes
     expected = learnt(alone, [alone(x) for x in batches])
     assert found.keys() == expected.keys()
@@ -145,7 +145,7 @@ def test_networks_with_layers_of_their_own_take_one_batch_after_another(make) ->
     network = make()
     seen = watched(network)
     with one_pass():
-        apart(network, *(x.float() for x in drawn([2, 3], 5, 0)))
+        forward_split_bn(network, *(x.float() for x in drawn([2, 3], 5, 0)))
     assert seen == [2, 3]
 
 
@@ -153,14 +153,14 @@ def test_resnet_18_takes_them_together() -> None:
     network = ResNet18(4)
     seen = watched(network)
     with one_pass():
-        assert [len(x) for x in apart(network, *(x.float() for x in drawn([2, 3], 5, 0)))] == [2, 3]
+        assert [len(x) for x in forward_split_bn(network, *(x.float() for x in drawn([2, 3], 5, 0)))] == [2, 3]
     assert seen == [5]
 
 
 def test_what_fails_leaves_no_parts_behind() -> None:
     network = WideResNet(10, 1, 4)
     with one_pass(), pytest.raises(RuntimeError):
-        apart(network, torch.zeros(2, 5, 4, 4), torch.zeros(2, 5, 4, 4))  # five channels instead of three
-    with fused.parts((1, 2)), fused.parts((3,)):
-        assert fused._asked.parts == (3,)
-    assert fused._asked.parts == ()
+        forward_split_bn(network, torch.zeros(2, 5, 4, 4), torch.zeros(2, 5, 4, 4))  # five channels instead of three
+    with fused.batch_norm_parts((1, 2)), fused.batch_norm_parts((3,)):
+        assert fused._context.parts == (3,)
+    assert fused._context.parts == ()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from crosel.augment.stages import Op
+from crosel.augment.ops import Op
 from crosel.utils.settings import Settings
 
 Entry = tuple[Op, float]

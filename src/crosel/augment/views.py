@@ -21,18 +21,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from crosel.augment.constants import PerDevice
-from crosel.augment.parts import (
+from crosel.augment.ops import PerDevice
+from crosel.augment.policies import AugmentSettings
+from crosel.augment.transforms import (
     ColourJitter,
     Cutout,
     Draw,
     FlipCrop,
-    Part,
     PolicyOps,
     RandomOps,
     ResizedCrop,
+    Transform,
 )
-from crosel.augment.policies import AugmentSettings
 
 
 class View(ABC):
@@ -51,32 +51,32 @@ class View(ABC):
 
 
 class ImageView(View):
-    """Parts applied one after the other to uint8 images of one shape; one `torch.rand` feeds them all."""
+    """Transforms applied one after the other to uint8 images of one shape; one `torch.rand` feeds them all."""
 
-    def __init__(self, shape: tuple[int, ...], parts: Sequence[Part]) -> None:
-        self.shape, self.parts = tuple(shape), tuple(parts)
-        self._counts = PerDevice(torch.tensor([float(c) for part in parts for c in part.counts]))
+    def __init__(self, shape: tuple[int, ...], transforms: Sequence[Transform]) -> None:
+        self.shape, self.transforms = tuple(shape), tuple(transforms)
+        self._counts = PerDevice(torch.tensor([float(c) for transform in transforms for c in transform.counts]))
 
     def draw(self, n: int, generator: torch.Generator) -> Draw:
         draw: Draw = {}
-        if not self.parts:
+        if not self.transforms:
             return draw
         (counts,) = self._counts.on(torch.device(generator.device))
         u = torch.rand(n, len(counts), generator=generator, device=generator.device)
         # Rounded to float32, u * count stays below the count for every u < 1.
         k = (u * counts).long()
         start = 0
-        for part in self.parts:
-            columns = slice(start, start := start + len(part.counts))
-            draw |= part.plan(u[:, columns], k[:, columns])
+        for transform in self.transforms:
+            columns = slice(start, start := start + len(transform.counts))
+            draw |= transform.plan(u[:, columns], k[:, columns])
         return draw
 
     def apply(self, x: Tensor, draw: Draw) -> Tensor:
         if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.shape:
             expected = ", ".join(map(str, self.shape))
             raise ValueError(f"expected uint8 images [B, {expected}], got {x.dtype} {list(x.shape)}")
-        for part in self.parts:
-            x = part.apply(x, draw)
+        for transform in self.transforms:
+            x = transform.apply(x, draw)
         return x.to(torch.uint8)
 
 
@@ -116,7 +116,7 @@ def make_views(shape: tuple[int, ...], settings: AugmentSettings) -> dict[str, V
     box = ResizedCrop(shape, settings.flip)
     ops = RandomOps(shape, settings)
     cut = Cutout(shape, settings.cutout, settings.cutout_fill)
-    parts: dict[str, list[Part]] = {
+    transforms: dict[str, list[Transform]] = {
         "plain": [],
         "weak": [crop],
         "strong": [crop, ops, cut],
@@ -124,4 +124,4 @@ def make_views(shape: tuple[int, ...], settings: AugmentSettings) -> dict[str, V
         "contrast-weak": [box, ColourJitter(shape)],
         "contrast-strong": [box, ops, cut],
     }
-    return {name: ImageView(shape, row) for name, row in parts.items()}
+    return {name: ImageView(shape, row) for name, row in transforms.items()}

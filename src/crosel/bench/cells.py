@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from crosel.bench.suite import Cell
 from crosel.errors import Diverged, Interrupted, UserError
 from crosel.runs.folder import FREE_TO_CHANGE, RunFolder, first_difference
-from crosel.training.build import left_to_data
+from crosel.training.build import filled_from_data
 from crosel.utils.trees import dotted
 
 Status = Literal["done", "skipped", "failed", "stopped"]
@@ -78,7 +78,7 @@ def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
     """The first setting in which a run there differs from what the cell asks; what the data decide is left out."""
     was = dotted(run.read_config().model_dump(mode="json"))
     now = dotted(cell.config.model_dump(mode="json"))
-    free = {*FREE_TO_CHANGE, *left_to_data(cell.config), "source"}  # a file has its full path; the cell's has its name
+    free = {*FREE_TO_CHANGE, *filled_from_data(cell.config), "source"}  # a full path; the cell's has a name
     return first_difference(was, now, free)
 
 

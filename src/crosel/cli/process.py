@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError
+from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError
 from crosel.utils.log import log_lines
 
 
@@ -38,7 +38,7 @@ def run_app(app: typer.Typer) -> None:
         _fail(str(stopped), 130)
     except RankLost as lost:
         _fail(str(lost), 1)
-    except Elsewhere as ended:
+    except RankZeroFailed as ended:
         raise SystemExit(ended.code) from None
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)

@@ -59,7 +59,7 @@ def train(
     from crosel.runs.pipeline import train_run
     from crosel.training.devices import pick_device
     from crosel.utils.console import Console
-    from crosel.utils.distributed import joined
+    from crosel.utils.distributed import init_distributed
     from crosel.utils.log import mute
 
     values: dict[str, Any] = {
@@ -76,10 +76,10 @@ def train(
             base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")
         return build_config(preset=preset, file=config, settings=set_ or (), values=values, base=base)
 
-    with joined(pick_device(device)) as (world, place):
+    with init_distributed(pick_device(device)) as (world, place):
         if world.rank:
             mute()
-        built = world.begin(build, lambda made: made, lambda told: told)
+        built = world.from_rank0(build, lambda made: made, lambda told: told)
         out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
         console = Console(quiet=world.rank > 0)
         session = train_run(

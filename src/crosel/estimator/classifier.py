@@ -54,7 +54,7 @@ from crosel.training.devices import pick_device
 from crosel.training.memory import check_budget
 from crosel.training.trainer import fit as train
 from crosel.utils.console import Console
-from crosel.utils.out_of_memory import in_building
+from crosel.utils.out_of_memory import advise_while_building
 
 Self = TypeVar("Self", bound="PartialLabelClassifier")
 
@@ -154,7 +154,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         factory = None if isinstance(self.network, str) else self.network
         config = resolve(self._config(), data)
         device = pick_device(str(self.device))
-        with in_building(device, config.train.data_on):
+        with advise_while_building(device, config.train.data_on):
             session = build_session(
                 config,
                 data,

@@ -22,10 +22,11 @@ from crosel.methods.base import Method
 from crosel.nn.networks import NetworkFactory, UserFactory, bound_factory
 from crosel.training.batches import Normaliser
 from crosel.training.build import build_session
-from crosel.training.checkpoint import prefixed, without_prefix
+from crosel.training.callbacks import Row
+from crosel.training.checkpoint import add_prefix, strip_prefix
 from crosel.training.devices import pick_device
 from crosel.training.session import Session, load_tensors
-from crosel.training.trainer import Row, predicted_probabilities
+from crosel.training.trainer import predicted_probabilities
 from crosel.utils.files import atomic_write
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
@@ -102,8 +103,8 @@ class FittedModel:
     def _fill(self, session: Session) -> None:
         tensors = safetensors.torch.load(self.weights)
         own = session.method.state_dict()
-        load_tensors(session.method, own | without_prefix("method", tensors))
-        load_tensors(session.normalise, without_prefix("normalise", tensors))
+        load_tensors(session.method, own | strip_prefix("method", tensors))
+        load_tensors(session.normalise, strip_prefix("normalise", tensors))
 
     def __getstate__(self) -> dict[str, Any]:
         """Networks are rebuilt from the weights: a pickle holds no torch objects."""
@@ -127,7 +128,7 @@ def _same_shape(prefix: str, bare: nn.Module, trained: nn.Module) -> dict[str, T
     shapes = {name: t.shape for name, t in bare.state_dict().items()}
     kept = {name: t for name, t in trained.state_dict().items() if shapes.get(name) == t.shape}
     # Copies: safetensors refuses tensors that share memory (tied weights).
-    return prefixed(prefix, {name: t.detach().to("cpu", copy=True).contiguous() for name, t in kept.items()})
+    return add_prefix(prefix, {name: t.detach().to("cpu", copy=True).contiguous() for name, t in kept.items()})
 
 
 def user_network(factory: UserFactory | None, classes: int, shape: tuple[int, ...]) -> NetworkFactory | None:
@@ -140,7 +141,7 @@ def user_network(factory: UserFactory | None, classes: int, shape: tuple[int, ..
 def write_model(path: Path, model: FittedModel, arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> None:
     """One safetensors file: weights and arrays as tensors, everything else as JSON in its header."""
     tensors = safetensors.torch.load(model.weights)
-    tensors |= prefixed("fitted", {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()})
+    tensors |= add_prefix("fitted", {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()})
     content = {
         "format": FORMAT, "config": model.config, "classes": model.classes, "shape": model.shape,
         "pixels": model.pixels, **header,
@@ -172,7 +173,7 @@ def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, di
         raise UserError(f"{path}: not a saved crosel model, or damaged ({error}); fit and save it again") from None
     if network is None and (name == OWN_NETWORK or ":" in name):
         raise UserError(f"{path}: its network is your own code; pass it: load(path, network=factory)")
-    arrays = {name: t.numpy() for name, t in without_prefix("fitted", tensors).items()}
+    arrays = {name: t.numpy() for name, t in strip_prefix("fitted", tensors).items()}
     model.weights = safetensors.torch.save({n: t for n, t in tensors.items() if not n.startswith("fitted.")})
     return model, arrays, header
 

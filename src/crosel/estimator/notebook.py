@@ -8,8 +8,8 @@ import time
 from html import escape
 from typing import Any
 
+from crosel.training.callbacks import Row
 from crosel.training.session import Session
-from crosel.training.trainer import Row
 from crosel.utils.console import Console, epoch_cells
 
 SHOWN_ROWS = 8

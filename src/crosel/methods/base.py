@@ -18,8 +18,8 @@ Rules that make checkpoints, resuming and CUDA graphs work for every method:
 Rules that make several processes learn what one would (`utils.distributed`; with one process they change nothing):
 
 * A batch holds this rank's rows of the drawn batch. A loss is a mean over them. State is the same on every rank, so
-  whatever changes it is gathered first: `self.write(table, batch, rows)`, `self.everyone(values, batch)`. Numbers are
-  drawn for the whole batch (`len(batch.drawn)`); then `self.world.own` takes this rank's.
+  whatever changes it is gathered first: `self.write(table, batch, rows)`, `self.all_gather(values, batch)`. Numbers are
+  drawn for the whole batch (`len(batch.global_index)`); then `self.world.local_shard` takes this rank's.
 * `observe` sees this rank's rows; `end_epoch` gathers the results.
 """
 
@@ -37,7 +37,7 @@ from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from crosel.errors import UserError, choose_from
-from crosel.utils.distributed import ONE, World
+from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.settings import Settings
 
 
@@ -100,7 +100,7 @@ class Stream:
     pool: Tensor | None = None
 
 
-def told_apart(views: Sequence[str]) -> tuple[str, ...]:
+def unique_view_names(views: Sequence[str]) -> tuple[str, ...]:
     """Names for several views of one example in a stream: what is behind # makes another draw of the same kind."""
     first, *others = views
     return (first, *(f"{view}#{number}" for number, view in enumerate(others, start=1)))
@@ -112,11 +112,11 @@ class Batch:
 
     index: Tensor
     views: Mapping[str, Tensor]
-    everyone: Tensor | None = None  # positions of what was drawn for all ranks; None: there is but one
+    all_ranks_index: Tensor | None = None  # of what was drawn for all ranks; None: there is but one
 
     @property
-    def drawn(self) -> Tensor:
-        return self.index if self.everyone is None else self.everyone
+    def global_index(self) -> Tensor:
+        return self.index if self.all_ranks_index is None else self.all_ranks_index
 
     def __getitem__(self, view: str) -> Tensor:
         if view not in self.views:
@@ -170,7 +170,7 @@ class Method(nn.Module, ABC):
 
     settings: MethodSettings  # a method states its own class of settings here, for type checkers
     candidates: Tensor
-    world: World = ONE  # the ranks that share the work
+    world: World = SINGLE_PROCESS  # the ranks that share the work
 
     def __init__(
         self, settings: MethodSettings, problem: Problem, make_network: Callable[[], nn.Module], networks: int = 1
@@ -214,13 +214,13 @@ class Method(nn.Module, ABC):
 
     # --- several ranks ----------------------------------------------------------------------------------------
 
-    def everyone(self, values: Tensor, batch: Batch) -> Tensor:
+    def all_gather(self, values: Tensor, batch: Batch) -> Tensor:
         """Return the values of the whole batch, gathered from each rank's values of its own rows."""
-        return self.world.gather(values, len(batch.drawn))
+        return self.world.all_gather(values, len(batch.global_index))
 
     def write(self, table: Tensor, batch: Batch, rows: Tensor) -> None:
         """Write this batch's rows into a table [n, ...], with the rows of all other ranks."""
-        table[batch.drawn] = self.everyone(rows, batch)
+        table[batch.global_index] = self.all_gather(rows, batch)
 
     # --- prediction -------------------------------------------------------------------------------------------
 
@@ -260,11 +260,11 @@ def methods() -> dict[str, type[Method]]:
 
     for entry in entry_points(group="crosel.methods"):
         if entry.name not in _METHODS and entry.name not in _FAULTY:
-            _take(entry)
+            _load(entry)
     return dict(sorted(_METHODS.items()))
 
 
-def _take(entry: EntryPoint) -> None:
+def _load(entry: EntryPoint) -> None:
     """Register a method of an installed package. What is wrong with it concerns those alone who ask for it."""
     try:
         found = entry.load()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from crosel.methods.losses import one_hot
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b outside autocast: divided by τ = .07, the rounding of bf16 would weigh."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
@@ -19,7 +19,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def info_nce_loss(queries: Tensor, keys: Tensor, queue: Tensor, temperature: float) -> Tensor:
     """Mean of -log [exp(q·k/τ) / (exp(q·k/τ) + Σ_queue exp(q·k'/τ))]."""
     own = (queries * keys).sum(dim=1, keepdim=True) / temperature
-    logits = torch.cat([own, product(queries, queue.T) / temperature], dim=1)
+    logits = torch.cat([own, matmul_float32(queries, queue.T) / temperature], dim=1)
     return (logits.logsumexp(dim=1) - own.squeeze(1)).mean()
 
 
@@ -39,7 +39,7 @@ def supcon_loss(
     """
     contrast = torch.cat([queries, others])
     itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)[anchors]
-    logits = (product(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
+    logits = (matmul_float32(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
     positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
     negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
     return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
@@ -54,5 +54,5 @@ def prototype_update(prototypes: Tensor, queries: Tensor, labels: Tensor, moment
     count = member.sum(dim=0)
     later = count - member.cumsum(dim=0)
     share = (1 - momentum) * torch.pow(momentum, later) * member
-    moved = torch.pow(momentum, count).unsqueeze(1) * prototypes + product(share.T, queries)
+    moved = torch.pow(momentum, count).unsqueeze(1) * prototypes + matmul_float32(share.T, queries)
     return F.normalize(moved, dim=1)

@@ -22,7 +22,8 @@ Differences between paper and released code, and what we do:
 * It multiplies cube roots of probabilities and divides by a sum that can be 0; we average log-probabilities.
 * It counts epochs from 0 (the first epoch has no consistency) and ramps over 100 of 200 epochs. Our e is the
   same count, and the ramp is a share of the run.
-* It runs the three views one after another, so that batch normalisation sees each by itself; so it does here (`apart`).
+* It runs the three views one after another, so that batch normalisation sees each by itself; so it does here
+  (`forward_split_bn`).
 * It updates w after the step, from outputs of before the step; we write the table once the loss has read it.
 * Its cut-out square is black, and what turning, shearing and moving uncover is grey. Ours has the colours of the strong
   view, which are the other way round (`augment.cutout_fill`, `augment.fill`), except in the preset own/crdpll.
@@ -39,10 +40,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register, unique_view_names
 from crosel.methods.losses import log_one_minus_probability, restrict, soft_cross_entropy
 from crosel.methods.proden import uniform_weights
-from crosel.nn.networks import apart
+from crosel.nn.networks import forward_split_bn
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
 
@@ -102,7 +103,7 @@ class CRDPLL(Method):
         self.register_buffer("weights", uniform_weights(problem.candidates))
         # Follows from the epoch alone, so checkpoints need not hold it.
         self.register_buffer("consistency", torch.zeros((), device=problem.candidates.device), persistent=False)
-        self.views = told_apart(settings.views)
+        self.views = unique_view_names(settings.views)
 
     def begin_epoch(self, epoch: int) -> None:
         ramp_epochs = self.settings.ramp_share * self.problem.epochs
@@ -114,7 +115,7 @@ class CRDPLL(Method):
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
         candidates = self.candidates[batch.index]
-        logits = apart(self.networks[0], *(batch[view] for view in self.views))
+        logits = forward_split_bn(self.networks[0], *(batch[view] for view in self.views))
         supervised = supervised_loss(logits[0], candidates)
         consistency = consistency_loss(logits, self.weights[batch.index])
         loss = supervised + self.consistency * consistency

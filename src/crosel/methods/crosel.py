@@ -61,17 +61,17 @@ from crosel.methods.base import (
     TrainingLabels,
     register,
 )
-from crosel.methods.losses import candidate_probabilities, cc_loss, soft_cross_entropy, wide
+from crosel.methods.losses import candidate_probabilities, cc_loss, soft_cross_entropy, to_float32
 from crosel.methods.outside import TREATMENTS, Keep
-from crosel.nn.networks import apart
-from crosel.nn.streams import Lanes
+from crosel.nn.cuda import StreamPool
+from crosel.nn.networks import forward_split_bn
 
 View = Literal["plain", "weak", "strong"]
 
 
 def selected_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Eq. (5): mean cross-entropy against the selected labels."""
-    return F.cross_entropy(wide(logits), labels)
+    return F.cross_entropy(to_float32(logits), labels)
 
 
 def average_outputs(outputs: Tensor, of: Literal["logits", "probabilities"] = "logits") -> Tensor:
@@ -258,7 +258,7 @@ class CroSel(Method):
         self.register_buffer("temperature", torch.ones(()), persistent=False)
         self.register_buffer("gamma_used", torch.tensor(settings.gamma))
         self.outside = TREATMENTS[settings.outside](problem.n)
-        self._watching = False
+        self._entry_open = False
 
     def teacher(self, network: int) -> int:
         """The network whose selection `network` learns from."""
@@ -273,13 +273,13 @@ class CroSel(Method):
         self.phase = "warm-up" if epoch <= self.warmup else "selection"
         progress = self._progress(epoch)
         lambda_cr = ramp(s.lambda_cr_start, s.lambda_cr, progress) if s.scope != "none" else 0.0
-        share = self.outside.selected_share(self._learnt()) if s.dynamic_lambda else 0.0
+        share = self.outside.selected_share(self._trained_on()) if s.dynamic_lambda else 0.0
         self.lambda_d.fill_(dynamic_weight(share, lambda_cr) if self.phase == "selection" else 0.0)
         self.temperature.fill_(ramp(s.temperature_start, s.temperature, progress))
 
     def streams(self) -> dict[str, Stream]:
         s, streams = self.settings, {}
-        for v, learnt in enumerate(self._learnt()):
+        for v, learnt in enumerate(self._trained_on()):
             if self.phase == "warm-up":
                 streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self.outside.warmup_pool())
                 continue
@@ -290,7 +290,7 @@ class CroSel(Method):
                 streams[f"all_{v}"] = Stream(("weak", "strong"), pool=mixed)
         return streams
 
-    def _learnt(self) -> Tensor:
+    def _trained_on(self) -> Tensor:
         """What each network learns with one label, which its teacher chose: bool [v, n]."""
         chosen = self.outside.selected(self.selected[[self.teacher(v) for v in range(len(self.networks))]])
         return chosen & (chosen.sum(dim=1, keepdim=True) >= self.settings.least_selected)
@@ -301,14 +301,14 @@ class CroSel(Method):
         return learnt.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
-        lanes, parts = Lanes(self.lambda_d.device), []
+        pool, parts = StreamPool(self.lambda_d.device), []
         for v in range(len(self.networks)):
-            with lanes.lane(v):
+            with pool.stream(v):
                 if self.phase == "warm-up":
                     parts.append(self._warmup_losses(v, batches))
                 else:
                     parts.append(self._selection_losses(v, batches, generator))
-        lanes.join()
+        pool.join()
         by_name = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         return Losses(by_name["loss"].sum(), {name: values.detach().mean() for name, values in by_name.items()})
 
@@ -324,7 +324,7 @@ class CroSel(Method):
         chosen, everything = batches.get(f"selected_{v}"), batches.get(f"all_{v}")
         mixed = None if everything is None else self._mixed_views(network, everything, generator)
         passes = [] if chosen is None else [chosen[self.settings.selected_view]]
-        logits = apart(network, *passes, *([] if mixed is None else [mixed[0]]))
+        logits = forward_split_bn(network, *passes, *([] if mixed is None else [mixed[0]]))
         selected = comix = self.lambda_d.new_zeros(())
         if chosen is not None:
             labels = self.labels[self.teacher(v)][chosen.index].long()
@@ -345,7 +345,7 @@ class CroSel(Method):
         # Crossed: the weak view learns what the network says of the strong one, and the other way round.
         targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
                              comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
-        total = 2 * len(batch.drawn)
+        total = 2 * len(batch.global_index)
         weight = mixing_weight(self.settings.alpha, total if self.settings.mix_per_pair else 1, generator)
         # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.
         partner = torch.rand(total, generator=generator, device=generator.device).argsort()
@@ -355,24 +355,24 @@ class CroSel(Method):
         """Mix with partners from the whole batch, which may be with other ranks."""
         if self.world.size == 1:
             return mix(values, partner, weight)
-        weight = self.world.own(weight, 2) if len(weight) > 1 else weight
-        return blend(values, self.world.fetch(values, partner, 2), weight)
+        weight = self.world.local_shard(weight, 2) if len(weight) > 1 else weight
+        return blend(values, self.world.fetch_rows(values, partner, 2), weight)
 
     def observe(self, rows: slice, outputs: Tensor) -> None:
-        if not self._watching:
+        if not self._entry_open:
             for bank in self.banks:
                 bank.shift()
-            self._watching = True
+            self._entry_open = True
         for bank, logits in zip(self.banks, outputs, strict=True):
             bank.write(rows, torch.softmax(logits.float(), dim=1))
 
     def end_epoch(self, epoch: int) -> None:
-        if self._watching:
-            self._watching = False
-            rows = self.world.rows(self.problem.n)
+        if self._entry_open:
+            self._entry_open = False
+            rows = self.world.local_rows(self.problem.n)
             for bank in self.banks:
                 for entry in (bank.labels[-1], bank.confidence[-1]):
-                    entry.copy_(self.world.gather(entry[rows], self.problem.n))
+                    entry.copy_(self.world.all_gather(entry[rows], self.problem.n))
         s = self.settings
         gamma = ramp(s.gamma_start, s.gamma, self._progress(epoch + 1))  # of the epoch that will train on it
         self.gamma_used.fill_(gamma)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def wide(values: Tensor) -> Tensor:
+def to_float32(values: Tensor) -> Tensor:
     """The values in float32 at least: logarithms and sums of bfloat16 are too coarse. float64 stays, for gradcheck."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -32,13 +32,13 @@ def cc_loss(logits: Tensor, candidates: Tensor) -> Tensor:
 
     Written as logsumexp(f) - logsumexp(f on S), which stays finite where the sum of probabilities underflows.
     """
-    logits = wide(logits)
+    logits = to_float32(logits)
     return (logits.logsumexp(dim=1) - restrict(logits, candidates).logsumexp(dim=1)).mean()
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean over the batch of -Σ_j targets_j log p_j, for rows of non-negative weights."""
-    logits = wide(logits)
+    logits = to_float32(logits)
     return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
@@ -49,7 +49,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 def log_one_minus_probability(logits: Tensor) -> Tensor:
     """Return log(1 - p_j) for every label, finite for any finite logits of two classes or more."""
-    logits = wide(logits)
+    logits = to_float32(logits)
     likeliest = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.argmax(dim=1, keepdim=True), True)
     rest = logits.masked_fill(likeliest, -torch.inf).logsumexp(dim=1, keepdim=True)
     of_likeliest = rest - logits.logsumexp(dim=1, keepdim=True)

@@ -36,12 +36,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Problem, Stream, register
-from crosel.methods.losses import log_one_minus_probability, wide
+from crosel.methods.losses import log_one_minus_probability, to_float32
 
 
 def lws_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means of Σ_{j in S} w_j σ(-f_j) and of Σ_{j not in S} w_j σ(f_j)."""
-    logits = wide(logits)
+    logits = to_float32(logits)
     inside = (weights * torch.sigmoid(-logits)).masked_fill(~candidates, 0.0)
     outside = (weights * torch.sigmoid(logits)).masked_fill(candidates, 0.0)
     return inside.sum(dim=1).mean(), outside.sum(dim=1).mean()
@@ -49,7 +49,7 @@ def lws_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tens
 
 def lwc_terms(logits: Tensor, candidates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means of -Σ_{j in S} w_j log p_j and of -Σ_{j not in S} w_j log(1 - p_j)."""
-    logits = wide(logits)
+    logits = to_float32(logits)
     inside = (weights * torch.log_softmax(logits, dim=1)).masked_fill(~candidates, 0.0)
     outside = (weights * log_one_minus_probability(logits)).masked_fill(candidates, 0.0)
     return -inside.sum(dim=1).mean(), -outside.sum(dim=1).mean()

@@ -45,8 +45,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register
-from crosel.methods.contrast import info_nce_loss, product, prototype_update, supcon_loss
-from crosel.methods.losses import one_hot, restrict, soft_cross_entropy, wide
+from crosel.methods.contrast import info_nce_loss, matmul_float32, prototype_update, supcon_loss
+from crosel.methods.losses import one_hot, restrict, soft_cross_entropy, to_float32
 from crosel.methods.proden import uniform_weights
 from crosel.nn.casts import Linear
 from crosel.nn.networks import embedding_network
@@ -56,7 +56,7 @@ View = Literal["plain", "weak", "strong", "autoaugment", "contrast-weak", "contr
 
 def embed(head: nn.Module, features: Tensor) -> Tensor:
     """Unit vectors [B, d] from features, float32 at least."""
-    return F.normalize(wide(head(features)), dim=1)
+    return F.normalize(to_float32(head(features)), dim=1)
 
 
 def best_candidate(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -157,21 +157,21 @@ class PiCO(Method):
 
         weights = self.weights[batch.index]
         if self.phase == "training":
-            nearest = best_candidate(product(queries.detach(), self.prototypes.T), candidates)
+            nearest = best_candidate(matmul_float32(queries.detach(), self.prototypes.T), candidates)
             weights = disambiguate(weights, nearest, self.phi)
             self.write(self.weights, batch, weights)
         # Prototypes, queue and SupCon are about the whole batch: from here on, that of all ranks.
-        labels, all_queries = self.everyone(labels, batch), self.everyone(queries, batch)
+        labels, all_queries = self.all_gather(labels, batch), self.all_gather(queries, batch)
         moved = prototype_update(self.prototypes, all_queries.detach(), labels, settings.proto_momentum)
         self.prototypes.copy_(moved)
 
         keys = self._keys(batch[f"{settings.key_view}#key"])
-        all_keys = self.everyone(keys, batch)
+        all_keys = self.all_gather(keys, batch)
         # A copy: the queue changes below, and the backward pass still needs what it held.
         queue = self.queue.clone()
         if self.phase == "training":
             others, other_labels = torch.cat([all_keys, queue]), torch.cat([labels, self.queue_labels])
-            anchors = self.world.rows(len(batch.drawn))
+            anchors = self.world.local_rows(len(batch.global_index))
             contrast = supcon_loss(all_queries, others, labels, other_labels, settings.temperature, anchors)
         else:
             contrast = info_nce_loss(queries, keys, queue, settings.temperature)

@@ -38,9 +38,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register, told_apart
+from crosel.methods.base import (
+    STAGE,
+    Batch,
+    Losses,
+    Method,
+    MethodSettings,
+    Problem,
+    Stream,
+    register,
+    unique_view_names,
+)
 from crosel.methods.proden import proden_loss, proden_weights, uniform_weights
-from crosel.nn.networks import apart
+from crosel.nn.networks import forward_split_bn
 
 View = Literal["plain", "weak", "strong", "autoaugment"]
 
@@ -116,14 +126,14 @@ class PoP(Method):
         history = torch.zeros(settings.history, *candidates.shape, device=candidates.device)
         self.register_buffer("history", history)
         self.register_buffer("threshold", torch.tensor(settings.threshold, device=candidates.device))
-        self.views = told_apart(settings.views)
+        self.views = unique_view_names(settings.views)
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream(self.views)}
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
-        logits = apart(self.networks[0], *(batch[view] for view in self.views))
+        logits = forward_split_bn(self.networks[0], *(batch[view] for view in self.views))
         loss = pop_loss(logits, self.weights[batch.index])
         self.write(self.weights, batch, proden_weights(logits[0], self.purified[batch.index]))
         return Losses(loss)

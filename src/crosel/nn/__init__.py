@@ -2,6 +2,5 @@
 
 * `networks`: WRN, ResNet-18, a small CNN, an MLP, and networks of your own.
 * `casts`: weights in bfloat16, cast once a step. `fused`: batch norm and ReLU in one (Triton: `fused_kernels`).
-* `streams`: networks side by side on one card. `cuda_graphs`: work recorded once and replayed; `forward`: passes
-  without gradient. `sync_batch_norm`: batch norm over the rows of all ranks.
+* `cuda`: networks side by side on one card, CUDA graphs. `sync_batch_norm`: batch norm over the rows of all ranks.
 """

@@ -1,10 +1,10 @@
 """Weights in bfloat16, cast once a step for all passes of it; their gradients are cast back and added up at once.
 
     shared = SharedCasts(method)
-    with shared:                 # casts every weight now
-        loss = …                 # Conv2d, Linear and the fused batch norm ask for their weights: `current(parameter)`
+    with shared:                     # casts every weight now
+        loss = …                     # Conv2d, Linear and the fused batch norm ask for weights: `shared_cast(parameter)`
     loss.backward()
-    shared.gather()              # puts the gradients where the optimiser looks for them
+    shared.accumulate_gradients()    # puts the gradients where the optimiser looks for them
 
 Autocast casts each weight in each pass, casts each of its gradients back, and autograd adds the passes up one by one:
 in CroSel's step hundreds of kernels that compute next to nothing. Here it is a dozen for lists of tensors, with the
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 _active = threading.local()
 
 
-def current(parameter: Tensor) -> Tensor:
+def shared_cast(parameter: Tensor) -> Tensor:
     """What a pass computes with where the parameter is meant: its cast, or itself where nothing is shared."""
     shared: SharedCasts | None = getattr(_active, "value", None)
     return parameter if shared is None else shared.use(parameter)
@@ -35,14 +35,14 @@ def current(parameter: Tensor) -> Tensor:
 
 class Conv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else current(self.bias)
-        out: Tensor = self._conv_forward(x, current(self.weight), bias)
+        bias = None if self.bias is None else shared_cast(self.bias)
+        out: Tensor = self._conv_forward(x, shared_cast(self.weight), bias)
         return out
 
 
 class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, current(self.weight), None if self.bias is None else current(self.bias))
+        return F.linear(x, shared_cast(self.weight), None if self.bias is None else shared_cast(self.bias))
 
 
 class SharedCasts:
@@ -73,10 +73,12 @@ class SharedCasts:
         return leaf
 
     @torch.no_grad()
-    def gather(self) -> None:
+    def accumulate_gradients(self) -> None:
         """Add the gradients of all uses to those of the parameters."""
         parts: dict[Tensor, list[Tensor]] = {}
-        for p, grad in _widened([(p, leaf.grad) for p, leaf in reversed(self._uses) if leaf.grad is not None]):
+        for p, grad in _in_parameter_dtype(
+            [(p, leaf.grad) for p, leaf in reversed(self._uses) if leaf.grad is not None]
+        ):
             parts.setdefault(p, [] if p.grad is None else [p.grad]).append(grad)
         self._uses.clear()
         for p, grads in parts.items():
@@ -86,7 +88,7 @@ class SharedCasts:
             torch._foreach_add_([grads[0] for grads in more], [grads[number] for grads in more])
 
 
-def _widened(found: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+def _in_parameter_dtype(found: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """Parameters and gradients; each gradient in its parameter's precision."""
     # Like the gradient, not like the parameter: a list is copied by one kernel only where the strides agree.
     wide = {i: torch.empty_like(g, dtype=p.dtype) for i, (p, g) in enumerate(found) if g.dtype != p.dtype}

@@ -7,13 +7,13 @@ Between two convolutions a tensor is read and written over and over by kernels t
 narrow network each of them costs more to start than to run. Here one kernel adds the residual and takes the batch's
 moments, a second one normalises and cuts off below zero; backwards likewise. Sums are float32 in a fixed order, so
 that the same inputs give the same bits. Where there is no Triton, or no CUDA, or another layout, the same functions
-call PyTorch's batch norm: they compute the same thing, and `use(False)` asks for it anywhere.
+call PyTorch's batch norm: they compute the same thing, and `enable(False)` asks for it anywhere.
 
-    with parts((64, 128)):           # of a batch of 192, batch norm takes the first 64 and the other 128 each by itself
+    with batch_norm_parts((64, 128)):  # of a batch of 192, batch norm takes the first 64 and the other 128 separately
         network(batch)
 
 What a method sends through a network in two passes, each with batch statistics of its own, fills the card better as
-one: `crosel.nn.networks.apart`.
+one: `crosel.nn.networks.forward_split_bn`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.nn.casts import current
+from crosel.nn.casts import shared_cast
 
 try:
     from crosel.nn import fused_kernels as kernels
@@ -39,43 +39,43 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
     kernels = None  # type: ignore[assignment]
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
-MOST_PARTS = 3  # that the kernels know of
-_tickets: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+MAX_PARTS = 3  # that the kernels know of
+_all_counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
-class _Asked(threading.local):
+class _Context(threading.local):
     """What the blocks around a pass have asked for."""
 
     wanted = False
     parts: tuple[int, ...] = ()
 
 
-_asked = _Asked()
+_context = _Context()
 
 
 @contextmanager
-def use(wanted: bool) -> Iterator[None]:
+def enable(wanted: bool) -> Iterator[None]:
     """Take the kernels (where there are any) inside this block, or leave them alone."""
-    before, _asked.wanted = _asked.wanted, wanted
+    before, _context.wanted = _context.wanted, wanted
     try:
         yield
     finally:
-        _asked.wanted = before
+        _context.wanted = before
 
 
 @contextmanager
-def parts(sizes: Sequence[int]) -> Iterator[None]:
+def batch_norm_parts(sizes: Sequence[int]) -> Iterator[None]:
     """In training mode, batch norm inside this block takes each part of the batch by itself: so many examples each."""
-    before, _asked.parts = _asked.parts, tuple(sizes)
+    before, _context.parts = _context.parts, tuple(sizes)
     try:
         yield
     finally:
-        _asked.parts = before
+        _context.parts = before
 
 
 def available(x: Tensor) -> bool:
     """Whether kernels will be taken for tensors on this one's device."""
-    return kernels is not None and _asked.wanted and (x.is_cuda or kernels.INTERPRETED)
+    return kernels is not None and _context.wanted and (x.is_cuda or kernels.INTERPRETED)
 
 
 def norm_relu(x: Tensor, norm: nn.Module) -> Tensor:
@@ -85,21 +85,21 @@ def norm_relu(x: Tensor, norm: nn.Module) -> Tensor:
 
 def add_norm_relu(x: Tensor, residual: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """The sum x + residual, and relu(norm(sum))."""
-    if not _fits(x, norm):
+    if not _can_fuse(x, norm):
         total = x if residual is None else x + residual
-        return total, F.relu(_normalised(total, norm))
+        return total, F.relu(_eager_norm(total, norm))
     assert isinstance(norm, nn.BatchNorm2d)
     if not norm.training:
         total = x if residual is None else x + residual
-        return total, _apply(total, norm.running_mean, norm.running_var, norm, _plan(total))
-    total, out = _Fused.apply(x, residual, norm, current(norm.weight), current(norm.bias))  # type: ignore[no-untyped-call]
+        return total, _apply(total, norm.running_mean, norm.running_var, norm, _plan_launch(total))
+    total, out = _FusedNormReLU.apply(x, residual, norm, shared_cast(norm.weight), shared_cast(norm.bias))  # type: ignore[no-untyped-call]
     return (x if residual is None else total), out
 
 
-def _fits(x: Tensor, norm: nn.Module) -> bool:
+def _can_fuse(x: Tensor, norm: nn.Module) -> bool:
     return (
         available(x)
-        and len(_asked.parts) <= MOST_PARTS
+        and len(_context.parts) <= MAX_PARTS
         and type(norm) is nn.BatchNorm2d
         and norm.affine
         and norm.track_running_stats
@@ -108,14 +108,14 @@ def _fits(x: Tensor, norm: nn.Module) -> bool:
     )
 
 
-def _normalised(x: Tensor, norm: nn.Module) -> Tensor:
-    if len(_asked.parts) > 1 and norm.training:
-        return torch.cat([norm(part) for part in torch.split(x, list(_asked.parts))])
+def _eager_norm(x: Tensor, norm: nn.Module) -> Tensor:
+    if len(_context.parts) > 1 and norm.training:
+        return torch.cat([norm(part) for part in torch.split(x, list(_context.parts))])
     out: Tensor = norm(x)
     return out
 
 
-class _Fused(torch.autograd.Function):
+class _FusedNormReLU(torch.autograd.Function):
     """Training mode: the batch's own moments."""
 
     @staticmethod
@@ -123,7 +123,7 @@ class _Fused(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, weight: Tensor, bias: Tensor
     ) -> Any:
         ctx.set_materialize_grads(False)
-        plan = _plan(x, _asked.parts)
+        plan = _plan_launch(x, _context.parts)
         total, mean, var = _moments(x, residual, norm, plan)
         out = _apply(total, mean, var, norm, plan)
         ctx.save_for_backward(total, mean, var, weight, bias)
@@ -138,13 +138,13 @@ class _Fused(torch.autograd.Function):
         grad_out = grad_out.contiguous(memory_format=torch.channels_last)
         if grad_total is not None:
             grad_total = grad_total.contiguous(memory_format=torch.channels_last)
-        plan: _Plan = ctx.plan
+        plan: _Launch = ctx.plan
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         grad = torch.empty_like(total)
         partial, sums = plan.sums(total.device)
         common = (total, grad_out, mean, var, weight, bias)
         kernels.gradient_sums[plan.grid](
-            *common, partial, _ticket(ctx.norm), sums, grad_weight, grad_bias, *plan.bounds, ctx.norm.eps,
+            *common, partial, _counters(ctx.norm), sums, grad_weight, grad_bias, *plan.bounds, ctx.norm.eps,
             **plan.how, **plan.adding,
         )  # fmt: skip
         kernels.gradient_input[plan.grid](
@@ -155,7 +155,7 @@ class _Fused(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Launch:
     """How a tensor, as a matrix of rows and channels, is shared out among programs."""
 
     rows: tuple[int, ...]  # of each part
@@ -173,7 +173,7 @@ class _Plan:
         )
 
 
-def _plan(x: Tensor, sizes: Sequence[int] = ()) -> _Plan:
+def _plan_launch(x: Tensor, sizes: Sequence[int] = ()) -> _Launch:
     sizes = sizes or (len(x),)
     if sum(sizes) != len(x):
         raise ValueError(f"parts of {tuple(sizes)} examples are not a batch of {len(x)}")
@@ -186,16 +186,16 @@ def _plan(x: Tensor, sizes: Sequence[int] = ()) -> _Plan:
     steps = max(1, -(-blocks // max(1, _PROGRAMS // columns)))
     programs = [-(-count // (block_r * steps)) for count in rows]
     row_ends, program_ends = ([*accumulate(counts)] for counts in (rows, programs))
-    missing = MOST_PARTS - len(rows)  # those begin and end at the end
+    missing = MAX_PARTS - len(rows)  # those begin and end at the end
     row_ends, program_ends = (ends + ends[-1:] * missing for ends in (row_ends, program_ends))
-    return _Plan(
+    return _Launch(
         rows, (*row_ends, *program_ends[:2], channels), (program_ends[-1], columns),
         {"STEPS": steps, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": _WARPS},
         {"PARTS": len(rows), "PROGRAMS": 1 << (max(programs) - 1).bit_length()},
     )  # fmt: skip
 
 
-def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _Plan) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _Launch) -> tuple[Tensor, Tensor, Tensor]:
     """x + residual and its mean and variance for each part and channel; moves the running statistics."""
     if min(plan.rows) < 2:
         raise ValueError("batch norm needs more than one value a channel in training")
@@ -205,26 +205,26 @@ def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _Pl
     partial, moments = plan.sums(x.device)
     mean, var = moments.unbind()
     kernels.moments[plan.grid](
-        x, residual, total, partial, _ticket(norm), mean, var, norm.running_mean, norm.running_var,
+        x, residual, total, partial, _counters(norm), mean, var, norm.running_mean, norm.running_var,
         *plan.bounds, norm.momentum, HAS_RESIDUAL=residual is not None, **plan.how, **plan.adding,
     )  # fmt: skip
     return total, mean, var
 
 
-def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNorm2d, plan: _Plan) -> Tensor:
+def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNorm2d, plan: _Launch) -> Tensor:
     out = torch.empty_like(x)
     kernels.normalise_relu[plan.grid](x, mean, var, norm.weight, norm.bias, out, *plan.bounds, norm.eps, **plan.how)
     return out
 
 
-def _ticket(norm: nn.Module) -> Tensor:
+def _counters(norm: nn.Module) -> Tensor:
     """Counters by which the last program of a kernel knows that it is the last; it sets them back to zero.
 
     One set for each layer: layers of different networks may run side by side, one layer never beside itself.
     """
-    ticket = _tickets.get(norm)
+    ticket = _all_counters.get(norm)
     weight = norm.weight
     assert isinstance(weight, Tensor)
     if ticket is None or ticket.device != weight.device:
-        ticket = _tickets[norm] = torch.zeros(-(-len(weight) // 16), dtype=torch.int32, device=weight.device)
+        ticket = _all_counters[norm] = torch.zeros(-(-len(weight) // 16), dtype=torch.int32, device=weight.device)
     return ticket

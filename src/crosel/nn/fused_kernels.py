@@ -24,14 +24,14 @@ _kernel = triton.jit(do_not_specialize=["program1", "program2"])
 
 
 @triton.jit
-def _own_part(program1, program2):
+def _part_of_program(program1, program2):
     """Which part this program belongs to."""
     program = tl.program_id(0)
     return (program >= program1).to(tl.int32) + (program >= program2).to(tl.int32)
 
 
 @triton.jit
-def _bounds(part, row1, row2, rows, program1, program2):
+def _part_bounds(part, row1, row2, rows, program1, program2):
     """A part's first row and the row after its last, its first program and the program after its last."""
     return (
         tl.where(part == 0, 0, tl.where(part == 1, row1, row2)),
@@ -42,14 +42,14 @@ def _bounds(part, row1, row2, rows, program1, program2):
 
 
 @triton.jit
-def _block(step, begin, end, first, channels, channel, inside, STEPS: tl.constexpr, BLOCK_R: tl.constexpr):
+def _block_offsets(step, begin, end, first, channels, channel, inside, STEPS: tl.constexpr, BLOCK_R: tl.constexpr):
     """Where the values of a program's next rows lie, and which of them exist."""
     row = (begin + ((tl.program_id(0) - first) * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
     return row[:, None] * channels + channel[None, :], (row[:, None] < end) & inside[None, :]
 
 
 @triton.jit
-def _leave(partial, first, second, channel, inside, channels, ticket, column):
+def _store_partial_sums(partial, first, second, channel, inside, channels, ticket, column):
     """Leave both partial sums in memory, draw a ticket, and say whether it was the last."""
     at = tl.program_id(0) * channels + channel
     tl.store(partial + at, tl.sum(first, axis=0), mask=inside)
@@ -59,7 +59,7 @@ def _leave(partial, first, second, channel, inside, channels, ticket, column):
 
 
 @triton.jit
-def _add_up(partial, which, first, last, channel, inside, channels, PROGRAMS: tl.constexpr):
+def _sum_partials(partial, which, first, last, channel, inside, channels, PROGRAMS: tl.constexpr):
     """Over the programs of one part."""
     program = first + tl.arange(0, PROGRAMS)  # all at once: a loop would wait for memory in every round
     at = (which * tl.num_programs(0) + program[:, None]) * channels + channel[None, :]
@@ -88,12 +88,12 @@ def moments(
     column = tl.program_id(1)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    begin, end, start, _ = _bounds(_own_part(program1, program2), row1, row2, rows, program1, program2)
+    begin, end, start, _ = _part_bounds(_part_of_program(program1, program2), row1, row2, rows, program1, program2)
     pivot = _pivot(x, residual, begin, channels, channel, inside, HAS_RESIDUAL)
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(STEPS):
-        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
+        at, mask = _block_offsets(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0)
         if HAS_RESIDUAL:
             value = (value.to(tl.float32) + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(value.dtype)
@@ -101,14 +101,14 @@ def moments(
         away = tl.where(mask, value.to(tl.float32) - pivot[None, :], 0.0)
         first += away
         second += away * away
-    if _leave(partial, first, second, channel, inside, channels, ticket, column):
+    if _store_partial_sums(partial, first, second, channel, inside, channels, ticket, column):
         long_mean = tl.load(running_mean + channel, mask=inside)
         long_var = tl.load(running_var + channel, mask=inside)
         for part in tl.static_range(PARTS):
-            begin, end, start, stop = _bounds(part, row1, row2, rows, program1, program2)
+            begin, end, start, stop = _part_bounds(part, row1, row2, rows, program1, program2)
             count = end - begin
-            away = _add_up(partial, 0, start, stop, channel, inside, channels, PROGRAMS) / count
-            spread = _add_up(partial, 1, start, stop, channel, inside, channels, PROGRAMS) / count - away * away
+            away = _sum_partials(partial, 0, start, stop, channel, inside, channels, PROGRAMS) / count
+            spread = _sum_partials(partial, 1, start, stop, channel, inside, channels, PROGRAMS) / count - away * away
             spread = tl.maximum(spread, 0.0)
             centre = _pivot(x, residual, begin, channels, channel, inside, HAS_RESIDUAL) + away
             tl.store(mean + part * channels + channel, centre, mask=inside)
@@ -139,17 +139,17 @@ def normalise_relu(
     """max(0, (x - mean) / sqrt(var + eps) · weight + bias)."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    part = _own_part(program1, program2)
-    begin, end, start, _ = _bounds(part, row1, row2, rows, program1, program2)
+    part = _part_of_program(program1, program2)
+    begin, end, start, _ = _part_bounds(part, row1, row2, rows, program1, program2)
     centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
     for step in range(STEPS):
-        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
+        at, mask = _block_offsets(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(out + at, tl.maximum((value - centre) * scale * w + b, 0.0), mask=mask)
 
 
 @triton.jit
-def _cut(x, grad_out, at, mask, centre, scale, w, b):
+def _relu_gradient(x, grad_out, at, mask, centre, scale, w, b):
     """The normalised value, and the gradient where the ReLU lets it through."""
     value = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - centre) * scale
     grad = tl.load(grad_out + at, mask=mask, other=0.0).to(tl.float32)
@@ -168,23 +168,23 @@ def gradient_sums(
     column = tl.program_id(1)
     channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    part = _own_part(program1, program2)
-    begin, end, start, _ = _bounds(part, row1, row2, rows, program1, program2)
+    part = _part_of_program(program1, program2)
+    begin, end, start, _ = _part_bounds(part, row1, row2, rows, program1, program2)
     centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(STEPS):
-        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
-        value, grad = _cut(x, grad_out, at, mask, centre, scale, w, b)
+        at, mask = _block_offsets(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
+        value, grad = _relu_gradient(x, grad_out, at, mask, centre, scale, w, b)
         first += grad
         second += grad * value
-    if _leave(partial, first, second, channel, inside, channels, ticket, column):
+    if _store_partial_sums(partial, first, second, channel, inside, channels, ticket, column):
         of_bias = tl.zeros((BLOCK_C,), tl.float32)
         of_weight = tl.zeros((BLOCK_C,), tl.float32)
         for each in tl.static_range(PARTS):
-            _, _, start, stop = _bounds(each, row1, row2, rows, program1, program2)
-            grad = _add_up(partial, 0, start, stop, channel, inside, channels, PROGRAMS)
-            product = _add_up(partial, 1, start, stop, channel, inside, channels, PROGRAMS)
+            _, _, start, stop = _part_bounds(each, row1, row2, rows, program1, program2)
+            grad = _sum_partials(partial, 0, start, stop, channel, inside, channels, PROGRAMS)
+            product = _sum_partials(partial, 1, start, stop, channel, inside, channels, PROGRAMS)
             tl.store(sums + each * channels + channel, grad, mask=inside)
             tl.store(sums + (PARTS + each) * channels + channel, product, mask=inside)
             of_bias += grad
@@ -204,15 +204,15 @@ def gradient_input(
     """weight / sqrt(var + eps) · (gradient - its mean - value · mean(gradient · value)), plus the skip's gradient."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
-    part = _own_part(program1, program2)
-    begin, end, start, _ = _bounds(part, row1, row2, rows, program1, program2)
+    part = _part_of_program(program1, program2)
+    begin, end, start, _ = _part_bounds(part, row1, row2, rows, program1, program2)
     centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
     own = part * channels + channel
     mean_grad = tl.load(sums + own, mask=inside, other=0.0)[None, :] / (end - begin)
     mean_product = tl.load(sums + PARTS * channels + own, mask=inside, other=0.0)[None, :] / (end - begin)
     for step in range(STEPS):
-        at, mask = _block(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
-        value, cut = _cut(x, grad_out, at, mask, centre, scale, w, b)
+        at, mask = _block_offsets(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
+        value, cut = _relu_gradient(x, grad_out, at, mask, centre, scale, w, b)
         out = w * scale * (cut - mean_grad - value * mean_product)
         if HAS_SKIP:
             out += tl.load(skip + at, mask=mask, other=0.0).to(tl.float32)

@@ -160,21 +160,21 @@ class MLP(Classifier):
         return out
 
 
-def apart(network: nn.Module, *batches: Tensor) -> list[Tensor]:
+def forward_split_bn(network: nn.Module, *batches: Tensor) -> list[Tensor]:
     """Logits of each batch, as from a pass of its own: batch norm takes its statistics from that batch alone.
 
     Where the fused kernels run, a network whose batch norms all know of parts makes it one pass: convolutions of 64
     examples do not fill a large card.
     """
-    several = 2 <= len(batches) <= fused.MOST_PARTS
-    if not (several and fused.available(batches[0]) and _norms_know_parts(network)):
+    several = 2 <= len(batches) <= fused.MAX_PARTS
+    if not (several and fused.available(batches[0]) and _norms_support_parts(network)):
         return [network(x) for x in batches]
     sizes = [len(x) for x in batches]
-    with fused.parts(sizes):
+    with fused.batch_norm_parts(sizes):
         return list(network(torch.cat(batches)).split(sizes))
 
 
-def _norms_know_parts(network: nn.Module) -> bool:
+def _norms_support_parts(network: nn.Module) -> bool:
     """Whether all batch norms are asked through `crosel.nn.fused`. Where a user derives a class from one of ours,
     or puts in another head, there may be others, which would take all parts together."""
     if not isinstance(network, ResidualNetwork) or type(network) not in (WideResNet, ResNet18):

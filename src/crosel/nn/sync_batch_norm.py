@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from crosel.utils.distributed import World
 
 
-class SynchronisedNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm with the statistics of all ranks' rows: what one process would compute on the whole batch.
 
     Written in plain operations, so that it serves gloo as well (torch's own is for CUDA only). One message forwards
@@ -29,7 +29,7 @@ class SynchronisedNorm(nn.modules.batchnorm._BatchNorm):
         if self.training or self.running_mean is None or self.running_var is None:
             mean, var, count = self._statistics(values)
             if self.training and self.track_running_stats:
-                self._remember(mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+                self._update_running_statistics(mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
         else:
             mean, var = self.running_mean, self.running_var
         shape = (1, -1, *[1] * (x.ndim - 2))
@@ -44,13 +44,13 @@ class SynchronisedNorm(nn.modules.batchnorm._BatchNorm):
         var, mean = torch.var_mean(x, dims, correction=0)
         rows = x.numel() // x.shape[1]
         each = torch.stack([mean, var, torch.full_like(mean, rows)]).unsqueeze(0)
-        means, variances, counts = self.world.gather(each, self.world.size).unbind(1)
+        means, variances, counts = self.world.all_gather(each, self.world.size).unbind(1)
         count = counts.sum(0)
         mean = (counts * means).sum(0) / count
         return mean, (counts * (variances + (means - mean) ** 2)).sum(0) / count, count
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
+    def _update_running_statistics(self, mean: Tensor, var: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -60,10 +60,10 @@ class SynchronisedNorm(nn.modules.batchnorm._BatchNorm):
         self.running_var += momentum * (var - self.running_var)
 
 
-def synchronise_norms(module: nn.Module, world: World) -> None:
+def convert_sync_batch_norm(module: nn.Module, world: World) -> None:
     """Replace every batch norm inside the module by one over all ranks."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            setattr(module, name, SynchronisedNorm(child, world))
+            setattr(module, name, SyncBatchNorm(child, world))
         else:
-            synchronise_norms(child, world)
+            convert_sync_batch_norm(child, world)

@@ -19,7 +19,7 @@ from crosel.runs.environment import hardware, read_environment
 from crosel.runs.folder import RunFolder, load_data
 from crosel.runs.labels import read_labels
 from crosel.runs.outcome import Predictions, SavedSelection, read_predictions, read_selection
-from crosel.training.trainer import Row
+from crosel.training.callbacks import Row
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,11 @@ def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
 def training_metrics(session: Session) -> dict[str, float | int]:
     """What the training set itself says, with the method's selection where it has one."""
     p, sets = predicted_probabilities(session, session.data.x), session.method.candidates.cpu()
-    predicted = metrics.predicted_inside(p.numpy(), sets.numpy())
+    predicted = metrics.predictions_per_class(p.numpy(), sets.numpy())
     out: dict[str, float | int] = {
         "covering_rate": float(metrics.covering_rate(p, sets)),
         "approximated_accuracy": float(metrics.approximated_accuracy(p, sets)),
-        "classes_hardly_predicted": len(metrics.hardly_predicted(predicted, sets.numpy())),
+        "classes_hardly_predicted": len(metrics.rarely_predicted(predicted, sets.numpy())),
     }
     chosen = session.method.training_labels()
     if chosen is not None:

@@ -23,8 +23,8 @@ from crosel.data.sources import NAMED, locate
 from crosel.errors import UserError, tell
 from crosel.training import checkpoint
 from crosel.training.build import build_session
+from crosel.training.callbacks import Row
 from crosel.training.session import Session
-from crosel.training.trainer import Row
 from crosel.utils.files import (
     TEMPORARY,
     atomic_write,
@@ -36,7 +36,7 @@ from crosel.utils.files import (
     remove_stray,
 )
 from crosel.utils.limits import check_bytes
-from crosel.utils.out_of_memory import OneLine
+from crosel.utils.out_of_memory import OutOfMemoryAdvice
 from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
@@ -46,7 +46,7 @@ FREE_TO_CHANGE = {
     "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
 # The copy is in the host's memory, whatever trains.
-_SAVING = OneLine(
+_SAVING = OutOfMemoryAdvice(
     torch.device("cpu"),
     "for a checkpoint",
     "earlier checkpoints are intact; free some memory and continue with --resume",
@@ -74,12 +74,12 @@ class SavedSets:
 
 
 class RunFolder:
-    """Paths and files of one run. As a watcher of the loop it saves checkpoints and appends metrics."""
+    """Paths and files of one run. As a callback of the loop it saves checkpoints and appends metrics."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self._writer = checkpoint.Writer()
+        self._writer = checkpoint.AsyncWriter()
         self._rows: list[Row] = []  # of an epoch whose checkpoint is under way
 
     def __truediv__(self, name: str) -> Path:
@@ -244,7 +244,7 @@ class RunFolder:
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         pass
 
-    def on_state(self, session: Session) -> None:
+    def on_checkpoint(self, session: Session) -> None:
         self.wait()
         tensors, state = session.state()
         state["config"] = session.config.model_dump(mode="json")

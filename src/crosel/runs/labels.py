@@ -21,7 +21,7 @@ from crosel.errors import UserError, some_of, tell
 from crosel.methods.bank import agreed_labels, label_is_candidate
 from crosel.methods.base import Method, TrainingLabels
 from crosel.methods.crosel import CroSel
-from crosel.training.metrics import hardly_predicted, predicted_inside
+from crosel.training.metrics import predictions_per_class, rarely_predicted
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
 from crosel.utils.csv_cells import csv_line, join_names, split_names, unguard
@@ -74,7 +74,7 @@ class LabelTable:
     def predicted(self) -> NDArray[np.int64]:
         """By class: for how many of the examples whose set holds it, it is the prediction."""
         assert self.data.candidates is not None
-        return predicted_inside(self.probabilities, self.data.candidates)
+        return predictions_per_class(self.probabilities, self.data.candidates)
 
     def remarks(self) -> list[str]:
         assert self.data.candidates is not None
@@ -113,7 +113,7 @@ class LabelStudio:
 
 def remarks_on_classes(predicted: NDArray[np.int64], sets: NDArray[np.bool_], classes: Sequence[str]) -> list[str]:
     """A line about the classes that are hardly predicted, where there are any."""
-    found = hardly_predicted(predicted, sets)
+    found = rarely_predicted(predicted, sets)
     if not found:
         return []
     held = sets.sum(axis=0)

@@ -27,14 +27,14 @@ from crosel.runs.folder import RunFolder, load_data, with_full_paths
 from crosel.runs.labels import label_table, write_labels
 from crosel.runs.outcome import write_predictions, write_selection
 from crosel.training.build import build_session, check_batch, resolve
+from crosel.training.callbacks import LoggerCallback, check_loggers
 from crosel.training.checkpoint import Checkpoint
-from crosel.training.loggers import LoggerWatcher, check_loggers
 from crosel.training.memory import check_budget
 from crosel.training.session import Session
 from crosel.training.trainer import fit
 from crosel.utils.console import Console
-from crosel.utils.distributed import ONE, World
-from crosel.utils.out_of_memory import in_building
+from crosel.utils.distributed import SINGLE_PROCESS, World
+from crosel.utils.out_of_memory import advise_while_building
 
 ReportWriter = Callable[[RunFolder, Dataset], None]
 
@@ -79,7 +79,7 @@ def train_run(
     console: Console | None = None,
     trust_code: bool = False,
     corrections: Path | None = None,
-    world: World = ONE,
+    world: World = SINGLE_PROCESS,
     loggers: Sequence[str] = (),
     write_report: ReportWriter | None = None,
 ) -> Session:
@@ -114,15 +114,15 @@ def train_run(
                 _guard(held, stop, start[0], device)
                 return _follow(start, build)
 
-            session = world.begin(lead, _start, follow)
+            session = world.from_rank0(lead, _start, follow)
             if world.rank:
                 fit(session, (), stop)
             elif folder.is_done:
                 console.say(f"{out} is already finished")
             else:
-                others = [LoggerWatcher(name, folder.path, session, console.say) for name in loggers]
-                for watcher in others:
-                    held.callback(watcher.close)
+                others = [LoggerCallback(name, folder.path, session, console.say) for name in loggers]
+                for callback in others:
+                    held.callback(callback.close)
                 fit(session, (folder, console, *others), stop)
                 for line in finish(folder, session, write_report):
                     console.say(line)
@@ -173,7 +173,7 @@ def _go_on(
 def _guard(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.device) -> None:
     """What holds from here to the end of the run: signals wait for the end of a step, too little memory is one line."""
     held.enter_context(stop_signals(stop))
-    held.enter_context(in_building(device, config.train.data_on))
+    held.enter_context(advise_while_building(device, config.train.data_on))
 
 
 # config, candidate sets, and a checkpoint's two halves

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from crosel.augment import View
 from crosel.data.dataset import Dataset
 from crosel.methods.base import Batch, Stream
-from crosel.training.host_rows import HostRows
-from crosel.utils.distributed import ONE, World
+from crosel.utils.distributed import SINGLE_PROCESS, World
 
 
 class Normaliser(nn.Module):
@@ -76,6 +75,43 @@ def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generato
     return pool[order.flatten()[:total]].view(steps, batch)
 
 
+class PinnedLoader:
+    """Training inputs that stay in the host's memory, for data larger than the device's.
+
+    Only the rows of a step travel. They are gathered into page-locked memory, from where the device copies them while
+    it is still busy with the step before; two buffers a stream take turns, so that none is overwritten before it was
+    copied.
+    """
+
+    def __init__(self, x: Tensor, device: torch.device) -> None:
+        self.x, self.device = x, device
+        self.cuda = device.type == "cuda"
+        self._order: dict[str, Tensor] = {}
+        self._buffers: dict[tuple[str, int], tuple[Tensor, torch.cuda.Event | None]] = {}
+
+    def begin_epoch(self, order: Mapping[str, Tensor]) -> None:
+        """Take the positions [steps, batch] of every stream: the one wait for the device in an epoch."""
+        self._order = {name: table.cpu() for name, table in order.items()}
+
+    def fetch(self, step: int) -> dict[str, Tensor]:
+        """The raw examples of a step, on the device."""
+        return {name: self._copy((name, step % 2), table[step]) for name, table in self._order.items()}
+
+    def _copy(self, key: tuple[str, int], index: Tensor) -> Tensor:
+        buffer, copied = self._buffers.get(key, (None, None))
+        if buffer is None or len(buffer) != len(index):
+            buffer = torch.empty(len(index), *self.x.shape[1:], dtype=self.x.dtype, pin_memory=self.cuda)
+            copied = torch.cuda.Event() if self.cuda else None  # type: ignore[no-untyped-call]
+        elif copied is not None:
+            copied.synchronize()
+        torch.index_select(self.x, 0, index, out=buffer)
+        there = buffer.to(self.device, non_blocking=True)
+        if copied is not None:
+            copied.record()
+        self._buffers[key] = (buffer, copied)
+        return there
+
+
 class TrainingTensors:
     """Training examples on the device, and the batches a method asks for."""
 
@@ -86,25 +122,25 @@ class TrainingTensors:
         normalise: Normaliser,
         device: torch.device,
         on_host: bool = False,
-        world: World = ONE,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         self.x = torch.from_numpy(data.x)
-        self.host = HostRows(self.x, device) if on_host else None
+        self.host = PinnedLoader(self.x, device) if on_host else None
         if not on_host:
             self.x = self.x.to(device)
         self.views, self.normalise, self.world = views, normalise, world
-        self.everything = torch.arange(data.n, device=device)
+        self.all_indices = torch.arange(data.n, device=device)
 
     def epoch_indices(
         self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Draw the order of every stream for one epoch."""
         tables = {
-            name: draw_indices(self.everything if s.pool is None else s.pool, steps, batch, generator)
+            name: draw_indices(self.all_indices if s.pool is None else s.pool, steps, batch, generator)
             for name, s in streams.items()
         }
         if self.host is not None:
-            own = self.world.rows(batch)
+            own = self.world.local_rows(batch)
             self.host.begin_epoch({name: table[:, own] for name, table in tables.items()})
         return tables
 
@@ -130,13 +166,13 @@ class TrainingTensors:
         """
         if not indices:
             return {}
-        own = {name: self.world.own(index) for name, index in indices.items()}
-        raw = _joined([fetched[name] for name in own]) if fetched else self.x[_joined(list(own.values()))]
+        own = {name: self.world.local_shard(index) for name, index in indices.items()}
+        raw = _concat([fetched[name] for name in own]) if fetched else self.x[_concat(list(own.values()))]
         if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
             raw = self.normalise(raw)
-        rows = dict(zip(own, _parted(raw, [len(i) for i in own.values()]), strict=True))
+        rows = dict(zip(own, _split(raw, [len(i) for i in own.values()]), strict=True))
         views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
-        for view, wanted in _wishes(indices, streams).items():
+        for view, wanted in _streams_by_view(indices, streams).items():
             if view not in self.views:  # a fault of the method
                 raise ValueError(
                     f"stream '{wanted[0][0]}' asks for a view '{view}'; choose from {', '.join(self.views)}"
@@ -144,30 +180,30 @@ class TrainingTensors:
             every = [name for name, _ in wanted] == list(indices)
             draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
             seen = self.views[view].apply(
-                raw if every else _joined([rows[name] for name, _ in wanted]),
-                {key: self.world.own(value, len(wanted)) for key, value in draw.items()},
+                raw if every else _concat([rows[name] for name, _ in wanted]),
+                {key: self.world.local_shard(value, len(wanted)) for key, value in draw.items()},
             )
             if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
                 seen = self.normalise(seen)
             sizes = [len(own[name]) for name, _ in wanted]
-            for (name, key), part in zip(wanted, _parted(seen, sizes), strict=True):
+            for (name, key), part in zip(wanted, _split(seen, sizes), strict=True):
                 views[name][key] = part
-        return {name: Batch(own[name], views[name], everyone=index) for name, index in indices.items()}
+        return {name: Batch(own[name], views[name], all_ranks_index=index) for name, index in indices.items()}
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concat(parts: list[Tensor]) -> Tensor:
     """One after the other; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _parted(whole: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+def _split(whole: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     return [whole] if len(sizes) == 1 else torch.split(whole, sizes)
 
 
-def _wishes(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, list[tuple[str, str]]]:
-    """For each view: who wants it (stream), and under which name."""
-    wishes: dict[str, list[tuple[str, str]]] = {}
+def _streams_by_view(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, list[tuple[str, str]]]:
+    """For each view: the streams that want it, and under which name."""
+    found: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         for key in streams[name].views:
-            wishes.setdefault(key.partition("#")[0], []).append((name, key))
-    return wishes
+            found.setdefault(key.partition("#")[0], []).append((name, key))
+    return found

@@ -15,18 +15,18 @@ from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nn.networks import NetworkFactory, is_code, network_factory, network_name, raised_by
-from crosel.nn.sync_batch_norm import synchronise_norms
+from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.memory import inputs_stay_on_host
 from crosel.training.session import Session
-from crosel.utils.distributed import ONE, World
+from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.limits import one_line
 from crosel.utils.out_of_memory import is_out_of_memory
 
 
 def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     """Fill in what follows from the data, so that the saved config alone repeats the run."""
-    augment, network, left = config.augment, config.network, left_to_data(config)
+    augment, network, left = config.augment, config.network, filled_from_data(config)
     if "augment.flip" in left:
         augment = augment.model_copy(update={"flip": data.flips})
     if "augment.cutout_fill" in left and data.is_image:
@@ -36,7 +36,7 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     return config.model_copy(update={"augment": augment, "network": network})
 
 
-def left_to_data(config: RunConfig) -> set[str]:
+def filled_from_data(config: RunConfig) -> set[str]:
     """What `resolve` fills in, by dotted names: in these a run's own config may differ from the one it was asked by."""
     given = {
         **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
@@ -56,7 +56,7 @@ def build_session(
     device: torch.device,
     make_network: NetworkFactory | None = None,
     trust_code: bool = False,
-    world: World = ONE,
+    world: World = SINGLE_PROCESS,
 ) -> Session:
     """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
     `module:factory` imports code, which needs `trust_code`."""
@@ -80,7 +80,7 @@ def build_session(
     check_network(method, data, device, config.network.name)
     method.world = world
     if world.size > 1 and config.train.batch_norm == "synchronise":
-        synchronise_norms(method, world)
+        convert_sync_batch_norm(method, world)
     normalise = Normaliser.of(data).to(device)
     return Session(
         config, data, device, method, normalise,

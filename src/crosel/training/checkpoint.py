@@ -4,7 +4,7 @@ The file holds every tensor of the run and, as JSON in its header, everything el
 name, flushed and renamed. A file that does not match the hash in its name is damaged, wherever the damage is, and
 the one before it is used.
 
-`Writer` writes while training goes on: hashing and writing two WRN-34-10 with their momentum takes seconds.
+`AsyncWriter` writes while training goes on: hashing and writing two WRN-34-10 with their momentum takes seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadResult:
     """The newest good checkpoint, if any, and the damaged files that were passed over."""
 
     checkpoint: Checkpoint | None
@@ -50,10 +50,10 @@ class Found:
 
 def save(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> Path:
     """Write a state, which says itself after how many epochs and steps of the next; keep the newest `keep` files."""
-    return write(folder, *_copied(tensors, state), keep)
+    return write(folder, *_snapshot(tensors, state), keep)
 
 
-def _copied(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor], str]:
+def _snapshot(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor], str]:
     """All as it is now, in the host's memory: how far the run has come, the tensors, and the state as JSON."""
     stage, plain = f"epoch-{state['epoch']:05d}-step-{state['step']:06d}", torch.contiguous_format
     copies = {name: t.detach().to("cpu", copy=True, memory_format=plain) for name, t in tensors.items()}
@@ -68,7 +68,7 @@ def write(folder: Path, stage: str, tensors: dict[str, Tensor], state: str, keep
     return path
 
 
-class Writer:
+class AsyncWriter:
     """Saves in a thread, one checkpoint after the other. Copies are made before `save` returns.
 
     What a disk says no to is raised by the next `save` or by `wait`, whichever comes first. A `wait` that is ended by a
@@ -82,7 +82,7 @@ class Writer:
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> None:
         self.wait()  # never two copies in memory
-        values = folder, *_copied(tensors, state), keep
+        values = folder, *_snapshot(tensors, state), keep
         self._written = Event()
         # A thread and no pool of them: a pool takes no more work once the main thread has ended, and a run may be in
         # another. A daemon, so that a disk that hangs does not keep a process alive that has been told to end.
@@ -120,7 +120,7 @@ def prune(folder: Path, keep: int) -> None:
             old.unlink(missing_ok=True)
 
 
-def load_newest(folder: Path) -> Found:
+def load_newest(folder: Path) -> LoadResult:
     """Return the newest checkpoint whose content matches its name. Changes nothing, so a run may be under way."""
     while True:
         damaged: list[Path] = []
@@ -129,14 +129,14 @@ def load_newest(folder: Path) -> Found:
             try:
                 content = _read(path)
                 if _digest(content) == digest:
-                    return Found(_parse(content), damaged)
+                    return LoadResult(_parse(content), damaged)
                 damaged.append(path)
             except FileNotFoundError:  # the run that is under way has replaced it by a newer one since we looked
                 vanished = True
             except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
                 damaged.append(path)
         if not vanished:
-            return Found(None, damaged)
+            return LoadResult(None, damaged)
 
 
 def _digest(content: bytes) -> str:
@@ -179,29 +179,29 @@ def _parse(content: bytes) -> Checkpoint:
     return Checkpoint(tensors, state)
 
 
-def check_fit(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def check_compatible(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     """Refuse saved tensors whose names or shapes are not those that are wanted; the first that differs is named."""
     for name in (*wanted, *sorted(saved)):
         if name not in saved:
-            raise misfit(f"{name} is missing")
+            raise mismatch(f"{name} is missing")
         if name not in wanted:
-            raise misfit(f"they have {name}, and the networks do not")
+            raise mismatch(f"they have {name}, and the networks do not")
         was, now = list(saved[name].shape), list(wanted[name].shape)
         if was != now:
-            raise misfit(f"{name} has shape {was}, but {now} is needed")
+            raise mismatch(f"{name} has shape {was}, but {now} is needed")
 
 
-def misfit(what: str) -> UserError:
+def mismatch(what: str) -> UserError:
     return UserError(
         f"the saved weights do not fit the networks: {what}; use the version of crosel, and of your own network or "
         "method, that they were trained with"
     )
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -28,24 +28,24 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def in_bfloat16(config: RunConfig, device: torch.device) -> bool:
+def uses_bf16(config: RunConfig, device: torch.device) -> bool:
     """Only on a GPU: few CPUs gain by it, and on some an illegal instruction ends the process."""
     return config.train.bf16 and device.type == "cuda"
 
 
 @contextmanager
-def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
+def compute_context(config: RunConfig, device: torch.device) -> Iterator[None]:
     """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
     # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
     precision: AbstractContextManager[Any] = nullcontext()
-    bf16 = in_bfloat16(config, device)
+    bf16 = uses_bf16(config, device)
     if bf16 or torch.is_autocast_enabled(device.type):  # a caller's own autocast does not reach in here
         precision = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
-    with deterministic(device), precision, fused.use(config.train.fused):
+    with deterministic_cudnn(device), precision, fused.enable(config.train.fused):
         yield
 
 
-def deterministic(device: torch.device) -> AbstractContextManager[None]:
+def deterministic_cudnn(device: torch.device) -> AbstractContextManager[None]:
     """Convolutions by cuDNN's own choice among the kernels that give the same bits each time: no search, no cost."""
     if device.type != "cuda":  # nothing to choose, and the flags cost more than a small layer
         return nullcontext()

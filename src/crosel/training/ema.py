@@ -1,8 +1,8 @@
-"""Two ways to make predictions calmer than the weights of the last step: both off unless asked for.
+"""Two ways to make predictions steadier than the weights of the last step: both off unless asked for.
 
-* `WeightAverage`: an exponential average of each network's weights over the steps (`train.average`), which predicts in
+* `EmaWeights`: an exponential average of each network's weights over the steps (`train.average`), which predicts in
   place of the weights that are trained. The bank is filled by these: it lives on how they change.
-* `refresh_statistics`: batch norm's statistics are taken anew from plain training images, those of trained weights
+* `recalibrate_batch_norm`: batch norm's statistics are taken anew from plain training images, those of trained weights
   before a pass in evaluation mode (`train.refresh`). In training they come from whatever went through the network last:
   mixed images, say. Those of averaged weights always: statistics of weights that are far from their mean do not fit it.
 """
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crosel.training.checkpoint import check_fit, prefixed
+from crosel.training.checkpoint import add_prefix, check_compatible
 
 
-class WeightAverage:
-    """kept <- kept + (live - kept) · max(1 - decay, 1 / steps so far), for weights and batch-norm statistics."""
+class EmaWeights:
+    """ema <- ema + (live - ema) · max(1 - decay, 1 / steps so far), for weights and batch-norm statistics."""
 
     def __init__(self, networks: nn.Module, decay: float, device: torch.device) -> None:
         self.decay = decay
         named = {n: t for n, t in networks.state_dict().items() if t.is_floating_point()}
         self.names, self.live = list(named), list(named.values())
-        self.kept = [t.clone() for t in self.live]
-        self._standing = False
+        self.averaged = [t.clone() for t in self.live]
+        self._swapped = False
         self._weight = torch.ones((), device=device)  # on the device: it changes without a new recording of the step
 
     def begin_epoch(self, steps_done: int) -> None:
@@ -37,37 +37,37 @@ class WeightAverage:
 
     def update(self, counts: Tensor | None = None) -> None:
         """Take in the weights as they are; `counts`, a bool on the device, says whether there is anything to take."""
-        away = torch._foreach_sub(self.live, self.kept)
+        away = torch._foreach_sub(self.live, self.averaged)
         torch._foreach_mul_(away, self._weight if counts is None else self._weight * counts)
-        torch._foreach_add_(self.kept, away)
+        torch._foreach_add_(self.averaged, away)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the average stand where the networks' own weights are; inside such a block, do nothing more."""
-        if self._standing:
+    def swapped_in(self) -> Iterator[None]:
+        """Put the average where the networks' own weights are; nested blocks do nothing more."""
+        if self._swapped:
             yield
             return
         self._swap()
-        self._standing = True
+        self._swapped = True
         try:
             yield
         finally:
             self._swap()
-            self._standing = False
+            self._swapped = False
 
     def _swap(self) -> None:
-        for live, kept in zip(self.live, self.kept, strict=True):
+        for live, averaged in zip(self.live, self.averaged, strict=True):
             live_values = live.clone()
-            live.copy_(kept)
-            kept.copy_(live_values)
+            live.copy_(averaged)
+            averaged.copy_(live_values)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.kept, strict=True))
+        return dict(zip(self.names, self.averaged, strict=True))
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        check_fit(prefixed("average", tensors), prefixed("average", self.state_dict()))
-        for name, kept in self.state_dict().items():
-            kept.copy_(tensors[name])
+        check_compatible(add_prefix("average", tensors), add_prefix("average", self.state_dict()))
+        for name, averaged in self.state_dict().items():
+            averaged.copy_(tensors[name])
 
 
 def spread_rows(n: int, count: int) -> Tensor:
@@ -83,7 +83,9 @@ def spread_rows(n: int, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def refresh_statistics(networks: nn.Module, batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> list[Tensor]:
+def recalibrate_batch_norm(
+    networks: nn.Module, batches: Iterable[Tensor], run: Callable[[Tensor], object]
+) -> list[Tensor]:
     """Replace batch norm's running statistics by their mean over `batches`, in place, and return them.
 
     All else stays in evaluation mode (dropout would draw random numbers), and so does batch norm that a network keeps

@@ -162,17 +162,17 @@ def budget(session: Session) -> Budget:
         data=(session.data.x.nbytes if on_device else 0) + method.candidates.numel(),
         tables=tables * (2 if train.bad_batches == "skip" else 1),  # a step begins with a copy, to be put back
         networks=_networks(method, train, session.bf16),
-        libraries=libraries(method, session.records) if cuda else 0,
+        libraries=libraries(method, session.uses_cuda_graphs) if cuda else 0,
         per_example=int(outputs * type(method).passes),
         per_row=alive,
         batch_size=session.batch_size,
         rows=min(train.eval_batch_size, session.data.n),
-        recorded=session.records,
+        recorded=session.uses_cuda_graphs,
     )
 
 
 def libraries(method: Method, recorded: bool) -> int:
-    """Each network has a stream of its own (`crosel.nn.streams`); a recording has others."""
+    """Each network has a stream of its own (`crosel.nn.cuda`); a recording has others."""
     return _WORKSPACE * len(method.networks) * (2 if recorded else 1)
 
 

@@ -31,15 +31,15 @@ def approximated_accuracy(probabilities: Tensor, candidates: Tensor) -> Tensor:
     return share.mean()
 
 
-def predicted_inside(probabilities: NDArray[Any], candidates: NDArray[np.bool_]) -> NDArray[np.int64]:
+def predictions_per_class(probabilities: NDArray[Any], candidates: NDArray[np.bool_]) -> NDArray[np.int64]:
     """By class: for how many of the examples whose set holds it, it is the prediction. Needs no true labels."""
     predicted = probabilities.argmax(axis=1)
     inside = candidates[np.arange(len(predicted)), predicted]
     return np.bincount(predicted[inside], minlength=candidates.shape[1]).astype(np.int64)
 
 
-def hardly_predicted(predicted: NDArray[np.int64], candidates: NDArray[np.bool_]) -> list[int]:
-    """Classes that the networks seem to have lost, by `predicted_inside`; the smallest share first.
+def rarely_predicted(predicted: NDArray[np.int64], candidates: NDArray[np.bool_]) -> list[int]:
+    """Classes that the networks seem to have lost, by `predictions_per_class`; the smallest share first.
 
     Where all classes are as frequent and wrong labels are in the sets at random, a class is right for one in |S| of the
     examples whose sets hold it. Hardly predicted is less than a tenth of that, and never more than one in a hundred. If

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from crosel.training.checkpoint import check_fit
+from crosel.training.checkpoint import check_compatible
 
 if TYPE_CHECKING:
     from crosel.config import TrainSettings
@@ -91,7 +91,7 @@ def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor
 
 def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     state = optimiser_state(optimiser, module)
-    check_fit({name: tensors[name] for name in state if name in tensors}, state)
+    check_compatible({name: tensors[name] for name in state if name in tensors}, state)
     for name, now in state.items():
         now.copy_(tensors[name])
 

@@ -17,13 +17,13 @@ from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.methods.base import Method
-from crosel.nn.forward import Forward
+from crosel.nn.cuda import GraphedForward
 from crosel.training import devices
 from crosel.training.batches import Normaliser, TrainingTensors
-from crosel.training.checkpoint import Checkpoint, check_fit, misfit, prefixed, without_prefix
-from crosel.training.ema import WeightAverage
+from crosel.training.checkpoint import Checkpoint, add_prefix, check_compatible, mismatch, strip_prefix
+from crosel.training.ema import EmaWeights
 from crosel.training.optimiser import Optimiser, optimiser_state, restore_optimiser
-from crosel.utils.distributed import ONE, World
+from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.limits import one_line
 
 
@@ -58,9 +58,9 @@ class Session:
     steps: int  # of an epoch
     batch_size: int  # of each stream; over all ranks
     progress: Progress = field(default_factory=Progress)
-    order: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
+    epoch_indices: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
     epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
-    world: World = ONE  # the ranks that share the work
+    world: World = SINGLE_PROCESS  # the ranks that share the work
 
     @cached_property
     def optimiser(self) -> Optimiser:
@@ -68,50 +68,50 @@ class Session:
         return Optimiser(self.method, self.config.train, self.device)
 
     @property
-    def records(self) -> bool:
+    def uses_cuda_graphs(self) -> bool:
         """Whether steps and passes are recorded once and replayed (CUDA graphs)."""
         # With several ranks a step holds messages; these are sent as they come.
         return self.device.type == "cuda" and self.config.train.cuda_graphs and self.world.size == 1
 
     @property
     def bf16(self) -> bool:
-        return devices.in_bfloat16(self.config, self.device)
+        return devices.uses_bf16(self.config, self.device)
 
     @cached_property
-    def forward(self) -> Forward:
+    def forward(self) -> GraphedForward:
         """Logits [v, rows, k] of raw inputs on the device. The method is in evaluation mode when it is called."""
         # Not of `self`: a session that held itself would keep its memory until the garbage collector comes round.
         config, device, method, normalise = self.config, self.device, self.method, self.normalise
 
         def run(x: Tensor) -> Tensor:
-            with devices.computing(config, device):
+            with devices.compute_context(config, device):
                 return method.outputs(normalise(x)).float()
 
-        return Forward(run, self.config.train.eval_batch_size, self.records)
+        return GraphedForward(run, self.config.train.eval_batch_size, self.uses_cuda_graphs)
 
     @cached_property
-    def average(self) -> WeightAverage | None:
+    def ema(self) -> EmaWeights | None:
         decay = self.config.train.average
-        return WeightAverage(self.method.networks, decay, self.device) if decay else None
+        return EmaWeights(self.method.networks, decay, self.device) if decay else None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode, with the averaged weights where there are any."""
         self.method.eval()
-        with self.average.in_place() if self.average else nullcontext():
+        with self.ema.swapped_in() if self.ema else nullcontext():
             yield
 
-    def statistics(self) -> Iterator[list[Tensor]]:
+    def batch_norm_statistics(self) -> Iterator[list[Tensor]]:
         """Running statistics of batch norm, which each rank takes from its own rows: the method's, and the average's.
 
         Apart, since how a sum over ranks is rounded depends on what else is in the message: training stays the same.
         """
-        for tensors in (dict(self.method.named_buffers()), self._averaged()):
+        for tensors in (dict(self.method.named_buffers()), self._ema_state()):
             yield [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
 
-    def _averaged(self) -> dict[str, Tensor]:
+    def _ema_state(self) -> dict[str, Tensor]:
         """The averaged weights, if there are any, by the names that a checkpoint has for them."""
-        return prefixed("average", self.average.state_dict()) if self.average else {}
+        return add_prefix("average", self.ema.state_dict()) if self.ema else {}
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -122,11 +122,11 @@ class Session:
         """All tensors by name, and all else as JSON."""
         p = self.progress
         tensors = {
-            **prefixed("method", self.method.state_dict()),
-            **prefixed("normalise", self.normalise.state_dict()),
+            **add_prefix("method", self.method.state_dict()),
+            **add_prefix("normalise", self.normalise.state_dict()),
             **optimiser_state(self.optimiser, self.method),
-            **self._averaged(),
-            **prefixed("sums", p.sums if p.step else {}),
+            **self._ema_state(),
+            **add_prefix("sums", p.sums if p.step else {}),
             "generator": self.generator.get_state(),
         }
         if p.step and self.epoch_start is not None:
@@ -139,10 +139,10 @@ class Session:
 
     def load_weights(self, tensors: dict[str, Tensor]) -> None:
         """All that prediction needs of a checkpoint, and the method's tables."""
-        load_tensors(self.method, without_prefix("method", tensors))
-        load_tensors(self.normalise, without_prefix("normalise", tensors))
-        if self.average:
-            self.average.load_state_dict(without_prefix("average", tensors))
+        load_tensors(self.method, strip_prefix("method", tensors))
+        load_tensors(self.normalise, strip_prefix("normalise", tensors))
+        if self.ema:
+            self.ema.load_state_dict(strip_prefix("average", tensors))
 
     def restore(self, saved: Checkpoint) -> None:
         """Go back to a saved state, or say why it does not belong to this run."""
@@ -167,7 +167,7 @@ class Session:
         else:  # another kind of device has another kind of generator: fresh draws, and the epoch begins anew
             self.generator.manual_seed(self.config.seed + 7919 * (saved.state["epoch"] + 1))
             step, seconds = 0, 0.0
-        sums = without_prefix("sums", saved.tensors) if step else {}
+        sums = strip_prefix("sums", saved.tensors) if step else {}
         self.progress = Progress(
             saved.state["epoch"], step, saved.state["rows"],
             {name: value.to(self.device) for name, value in sums.items()}, seconds,
@@ -185,5 +185,5 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         return
     except RuntimeError as error:
         reason = one_line(error)
-    check_fit(tensors, module.state_dict())
-    raise misfit(reason)
+    check_compatible(tensors, module.state_dict())
+    raise mismatch(reason)

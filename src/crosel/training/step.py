@@ -15,23 +15,23 @@ from torch import Tensor
 
 from crosel.methods.base import Stream
 from crosel.nn.casts import SharedCasts
-from crosel.nn.cuda_graphs import record
-from crosel.training import finite
-from crosel.training.devices import computing, deterministic
+from crosel.nn.cuda import capture
+from crosel.training.devices import compute_context, deterministic_cudnn
+from crosel.training.divergence import FINITE_STEPS, SKIPPED_BATCHES, Rollback, accumulate, isfinite
 from crosel.training.session import Session
 
 _EAGER_STEPS = 3  # real steps before recording: sums are begun, kernels compiled and chosen, none of it recorded
 
 
-class Stepper:
-    """Runs steps, eagerly or by replay. A new phase, or other streams, need a new recording."""
+class TrainStep:
+    """Runs steps, eagerly or by replaying a CUDA graph. A new phase, or other streams, need a new recording."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.optimiser = session, session.optimiser  # made now: its copy to the device is waited for
-        self.records = session.records
+        self.uses_cuda_graphs = session.uses_cuda_graphs
         self.casts = SharedCasts(session.method) if session.bf16 else None
         self._signature: Any = None
-        self._eager_left = 0
+        self._eager_steps_left = 0
         self._graph: Any = None
         self._index: dict[str, Tensor] = {}
         self._raw: dict[str, Tensor] = {}
@@ -39,68 +39,68 @@ class Stepper:
     def __call__(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], lr: float) -> None:
         self.optimiser.set_lr(lr)
         raw = self.session.train.fetch(self.session.progress.step)
-        if not self.records:
+        if not self.uses_cuda_graphs:
             self._step(streams, index, raw)
             return
         signature = (self.session.method.phase, tuple((name, s.views) for name, s in streams.items()))
         if signature != self._signature:
-            self._signature, self._graph, self._eager_left = signature, None, _EAGER_STEPS
-        if self._eager_left:
-            self._eager_left -= 1
+            self._signature, self._graph, self._eager_steps_left = signature, None, _EAGER_STEPS
+        if self._eager_steps_left:
+            self._eager_steps_left -= 1
             self._step(streams, index, raw)
             return
         if self._graph is None:
             self._index = {name: i.clone() for name, i in index.items()}
             self._raw = {name: x.clone() for name, x in raw.items()}
-            self._graph = self._record(streams)
+            self._graph = self._capture(streams)
         for name, i in index.items():
             self._index[name].copy_(i)
         for name, x in raw.items():
             self._raw[name].copy_(x)
         self._graph.replay()
 
-    def _record(self, streams: Mapping[str, Stream]) -> Any:
-        self._forget_gradients()
-        return record(lambda: self._step(streams, self._index, self._raw), self.session.generator)
+    def _capture(self, streams: Mapping[str, Stream]) -> Any:
+        self._zero_grad()
+        return capture(lambda: self._step(streams, self._index, self._raw), self.session.generator)
 
     def _step(self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], raw: Mapping[str, Tensor]) -> None:
         session = self.session
-        undo = finite.Undo(session) if session.config.train.bad_batches == "skip" else None
+        rollback = Rollback(session) if session.config.train.bad_batches == "skip" else None
         with torch.no_grad():
             batches = session.train.batches(index, streams, session.generator, raw)
-        with computing(session.config, session.device), self.casts or nullcontext():
+        with compute_context(session.config, session.device), self.casts or nullcontext():
             losses = session.method.loss(batches, session.generator)
-        self._forget_gradients()
+        self._zero_grad()
         learns = losses.objective.requires_grad  # nothing selected and no co-mix: nothing to learn from in this step
         if learns:
-            with deterministic(session.device):
-                session.world.portion(losses.objective, session.batch_size).backward()  # type: ignore[no-untyped-call]
+            with deterministic_cudnn(session.device):
+                session.world.scale_loss(losses.objective, session.batch_size).backward()  # type: ignore[no-untyped-call]
             if self.casts:
-                self.casts.gather()
-        report = session.world.add_up(self._gradients, losses.report, session.batch_size)
+                self.casts.accumulate_gradients()
+        report = session.world.reduce_gradients(self._gradients, losses.report, session.batch_size)
         if learns:
             self.optimiser.step()
-        with torch.no_grad(), computing(session.config, session.device):
+        with torch.no_grad(), compute_context(session.config, session.device):
             session.method.after_step(batches)
-        good = self._report(losses.objective, report, undo)
-        if session.average:
-            session.average.update(good)
+        good = self._report(losses.objective, report, rollback)
+        if session.ema:
+            session.ema.update(good)
 
-    def _forget_gradients(self) -> None:
+    def _zero_grad(self) -> None:
         for p in self.optimiser.parameters:
             p.grad = None
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.optimiser.parameters if p.grad is not None]
 
-    def _report(self, objective: Tensor, report: Mapping[str, Tensor], undo: finite.Undo | None) -> Tensor | None:
+    def _report(self, objective: Tensor, report: Mapping[str, Tensor], rollback: Rollback | None) -> Tensor | None:
         """Add up what is shown; undo the step if need be. Returns a bool on the device: whether the step stands."""
         sums = self.session.progress.sums
-        good = undo.unless_finite(objective) if undo else None
+        good = rollback.restore_unless_finite(objective) if rollback else None
         for name, value in report.items():
-            finite.add(sums, name, value if good is None else torch.where(good, value, torch.zeros_like(value)))
+            accumulate(sums, name, value if good is None else torch.where(good, value, torch.zeros_like(value)))
         if good is not None:
-            finite.add(sums, finite.SKIPPED, ~good)
+            accumulate(sums, SKIPPED_BATCHES, ~good)
         elif "loss" in sums:  # one value that is not finite makes the sum so for good
-            finite.add(sums, finite.GOOD_STEPS, finite.is_finite(sums["loss"]))
+            accumulate(sums, FINITE_STEPS, isfinite(sums["loss"]))
         return good

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +20,16 @@ from torch import Tensor
 from crosel.config import TrainSettings
 from crosel.errors import Interrupted
 from crosel.methods.base import Stream, TrainingLabels
-from crosel.training import finite, metrics
-from crosel.training.devices import computing
-from crosel.training.ema import refresh_statistics, spread_rows
+from crosel.training import metrics
+from crosel.training.callbacks import Callback, Row
+from crosel.training.devices import compute_context
+from crosel.training.divergence import SKIPPED_BATCHES, all_finite, divergence_error, mean_losses
+from crosel.training.ema import recalibrate_batch_norm, spread_rows
 from crosel.training.session import Session
-from crosel.training.step import Stepper
-from crosel.utils.out_of_memory import in_passes, in_steps
+from crosel.training.step import TrainStep
+from crosel.utils.out_of_memory import advise_while_evaluating, advise_while_training
 
-Row = dict[str, Any]
-
-_AVERAGE_CHUNKS = 16  # from which averaged weights get their statistics, or more if `train.refresh` is more
-
-
-class Watcher(Protocol):
-    """Whoever wants to know how the run goes: run folder, console, loggers."""
-
-    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None: ...
-    def on_state(self, session: Session) -> None: ...
-    def on_epoch(self, session: Session, row: Row) -> None: ...
+_EMA_CHUNKS = 16  # from which averaged weights get their statistics, or more if `train.refresh` is more
 
 
 def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) -> float:
@@ -66,13 +58,13 @@ def cosine(settings: TrainSettings, done: float) -> float:
 
 
 def fit(
-    session: Session, watchers: tuple[Watcher, ...] = (), stop_requested: Callable[[], bool] = lambda: False
+    session: Session, callbacks: tuple[Callback, ...] = (), stop_requested: Callable[[], bool] = lambda: False
 ) -> list[Row]:
     """Train to the last epoch, from wherever the session stands, and return the rows of metrics."""
     settings, progress, method = session.config.train, session.progress, session.method
-    steps_fit, passes_fit = in_steps(session), in_passes(session)
-    with steps_fit:
-        stepper = Stepper(session)
+    training_advice, evaluation_advice = advise_while_training(session), advise_while_evaluating(session)
+    with training_advice:
+        train_step = TrainStep(session)
     while progress.epoch < settings.epochs:
         epoch = progress.epoch + 1
         started = time.perf_counter() - progress.seconds
@@ -80,21 +72,21 @@ def fit(
         method.begin_epoch(epoch)
         if method.phase != before and not progress.step:
             progress.sums.clear()  # another phase has other losses to report
-        if session.average:
-            session.average.begin_epoch(progress.epoch * session.steps)
-        with steps_fit:
-            finished = take_steps(session, stepper, watchers, stop_requested)
+        if session.ema:
+            session.ema.begin_epoch(progress.epoch * session.steps)
+        with training_advice:
+            finished = train_epoch(session, train_step, callbacks, stop_requested)
         if not finished:
-            with passes_fit:
-                refresh_average(session, 1)  # who has asked to stop waits for it
+            with evaluation_advice:
+                recalibrate_ema(session, 1)  # who has asked to stop waits for it
             progress.seconds = time.perf_counter() - started
-            for watcher in watchers:
-                watcher.on_state(session)
+            for callback in callbacks:
+                callback.on_checkpoint(session)
             raise Interrupted
         check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
-        losses = finite.means(session, epoch)
-        with passes_fit:
+        losses = mean_losses(session, epoch)
+        with evaluation_advice:
             measured = finish_epoch(session, epoch)
         row = {
             "epoch": epoch,
@@ -107,40 +99,40 @@ def fit(
             "peak_memory_mib": peak_memory_mib(session.device),
         }
         progress.end_epoch(row)
-        for watcher in watchers:
-            watcher.on_state(session)
-            watcher.on_epoch(session, row)
-        if session.world.any(stop_requested()) and epoch < settings.epochs:
+        for callback in callbacks:
+            callback.on_checkpoint(session)
+            callback.on_epoch(session, row)
+        if session.world.any_rank(stop_requested()) and epoch < settings.epochs:
             raise Interrupted
     return progress.rows
 
 
-def take_steps(
-    session: Session, stepper: Stepper, watchers: tuple[Watcher, ...], stop_requested: Callable[[], bool]
+def train_epoch(
+    session: Session, train_step: TrainStep, callbacks: tuple[Callback, ...], stop_requested: Callable[[], bool]
 ) -> bool:
     """The steps of an epoch that are left. False: asked to stop before the last, with a state that may be saved."""
     settings, progress, world = session.config.train, session.progress, session.world
     epoch = progress.epoch + 1
     streams = session.method.streams()
     indices = draw_epoch(session, streams)
-    looks = Looks(session, epoch)
+    losses = AsyncLossReader(session, epoch)
     session.method.train()
     stopped = False
     while progress.step < session.steps and not stopped:
         step = progress.step
         lr = learning_rate(settings, epoch, step, session.steps)
-        stepper(streams, {name: table[step] for name, table in indices.items()}, lr)
+        train_step(streams, {name: table[step] for name, table in indices.items()}, lr)
         progress.step += 1
         last = progress.step == session.steps
         if progress.step % settings.log_every == 0 or last:
-            for at, loss in looks.take(wait=last):
-                for watcher in watchers:
-                    watcher.on_step(session, epoch, at, loss)
-        stopped = world.any(stop_requested()) and not last
-    for statistics in session.statistics():
-        world.average(statistics, session.batch_size)
+            for at, loss in losses.poll(wait=last):
+                for callback in callbacks:
+                    callback.on_step(session, epoch, at, loss)
+        stopped = world.any_rank(stop_requested()) and not last
+    for statistics in session.batch_norm_statistics():
+        world.average_buffers(statistics, session.batch_size)
     if stopped:
-        looks.take(wait=True)  # what is not finite must not get into a checkpoint
+        losses.poll(wait=True)  # what is not finite must not get into a checkpoint
     return not stopped
 
 
@@ -152,35 +144,35 @@ def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Ten
     else:
         session.epoch_start = now
     indices = session.train.epoch_indices(streams, session.steps, session.batch_size, generator)
-    session.order = indices
+    session.epoch_indices = indices
     if session.progress.step:
         generator.set_state(now)
     return indices
 
 
-class Looks:
+class AsyncLossReader:
     """Now and then, the mean loss of the epoch so far. A value that is not finite makes it so for good: the run ends.
 
-    On a GPU a look is a copy that comes home while steps go on, and is read at the next look. So the device never waits
-    for the host, and the host never runs further ahead than two looks: a signal is answered soon.
+    On a GPU the loss is copied to the host while steps go on, and read at the next poll. So the device never waits for
+    the host, and the host never runs further ahead than two polls: a signal is answered soon.
     """
 
     def __init__(self, session: Session, epoch: int) -> None:
         self.session, self.epoch = session, epoch
-        self._under_way: list[tuple[int, Tensor, torch.cuda.Event | None]] = []
+        self._copies: list[tuple[int, Tensor, torch.cuda.Event | None]] = []
 
-    def take(self, wait: bool) -> list[tuple[int, float]]:
-        """Look. Returns step and mean loss of the looks that are due: with `wait`, of all, this one too."""
+    def poll(self, wait: bool) -> list[tuple[int, float]]:
+        """Copy the loss; return step and mean loss of the copies that are due: with `wait`, of all, this one too."""
         progress, device = self.session.progress, self.session.device
         nothing = torch.zeros((), device=device)
-        sums = torch.stack([progress.sums.get(name, nothing) for name in ("loss", finite.SKIPPED)])
+        sums = torch.stack([progress.sums.get(name, nothing) for name in ("loss", SKIPPED_BATCHES)])
         copied = sums.to("cpu", non_blocking=True)
         event = torch.cuda.Event(blocking=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if event:
             event.record(torch.cuda.current_stream(device))
-        self._under_way.append((progress.step, copied, event))
-        due = len(self._under_way) - (1 if reads_late(device) and not wait else 0)
-        return [self._read(*self._under_way.pop(0)) for _ in range(due)]
+        self._copies.append((progress.step, copied, event))
+        due = len(self._copies) - (1 if reads_with_delay(device) and not wait else 0)
+        return [self._read(*self._copies.pop(0)) for _ in range(due)]
 
     def _read(self, step: int, copied: Tensor, event: torch.cuda.Event | None) -> tuple[int, float]:
         if event:
@@ -188,19 +180,19 @@ class Looks:
         total, skipped = copied.tolist()
         loss = total / max(1, step - int(skipped))
         if not math.isfinite(loss):
-            raise finite.diverged(self.session, self.epoch, "the loss is no longer finite (NaN or infinite)")
+            raise divergence_error(self.session, self.epoch, "the loss is no longer finite (NaN or infinite)")
         return step, loss
 
 
-def reads_late(device: torch.device) -> bool:
-    """Whether a look is read at the next one. A CPU has no queue of steps that could run dry."""
+def reads_with_delay(device: torch.device) -> bool:
+    """Whether a loss is read at the next poll. A CPU has no queue of steps that could run dry."""
     return device.type == "cuda"
 
 
 def check_weights(session: Session, epoch: int) -> None:
     """The last step's update shows in no loss yet: look at the weights themselves before they are saved."""
-    if not bool(finite.all_finite(session.method.state_dict().values())):
-        raise finite.diverged(session, epoch, "the weights are no longer finite", session.steps - 1)
+    if not bool(all_finite(session.method.state_dict().values())):
+        raise divergence_error(session, epoch, "the weights are no longer finite", session.steps - 1)
 
 
 def finish_epoch(session: Session, epoch: int) -> Row:
@@ -214,12 +206,12 @@ def finish_epoch(session: Session, epoch: int) -> Row:
     due = epoch % every == 0 or epoch == session.config.train.epochs
     row: Row = {}
     if method.watches_training_set or due:
-        refresh(session, session.config.train.refresh)
+        recalibrate(session, session.config.train.refresh)
         row |= training_pass(session)
     method.end_epoch(epoch)
     row |= method.metrics()
     row |= selection_accuracy(session, method.training_labels())
-    refresh_average(session, max(session.config.train.refresh, _AVERAGE_CHUNKS))  # due or not: a checkpoint holds it
+    recalibrate_ema(session, max(session.config.train.refresh, _EMA_CHUNKS))  # due or not: a checkpoint holds it
     if due and data.x_test is not None and data.y_test is not None:
         row |= accuracies(session, data.x_test, data.y_test)
     return row
@@ -234,14 +226,14 @@ def selection_accuracy(session: Session, chosen: TrainingLabels | None) -> Row:
     return {} if accuracy is None else {"oracle_selection_accuracy": accuracy}
 
 
-def refresh_average(session: Session, chunks: int) -> None:
+def recalibrate_ema(session: Session, chunks: int) -> None:
     """Give averaged weights, where there are any, the statistics that go with them."""
-    if session.average:
+    if session.ema:
         with session.evaluating():
-            refresh(session, chunks)
+            recalibrate(session, chunks)
 
 
-def refresh(session: Session, chunks: int) -> None:
+def recalibrate(session: Session, chunks: int) -> None:
     """Take batch norm's statistics anew from up to so many chunks of plain training examples.
 
     Without random numbers: training is the same however often this is done.
@@ -251,17 +243,17 @@ def refresh(session: Session, chunks: int) -> None:
     n, world = len(session.train.x), session.world
     chunk = max(2 * world.size, min(n, session.config.train.eval_batch_size))  # two for each rank: one has no variance
     rows = spread_rows(n, min(chunks, max(1, n // chunk)) * chunk).view(-1, chunk)
-    batches = (session.normalise(session.train.rows(world.own(part)).to(session.device)) for part in rows)
-    with computing(session.config, session.device):
-        found = refresh_statistics(session.method.networks, batches, session.method.outputs)
-    world.average(found, chunk)
+    batches = (session.normalise(session.train.rows(world.local_shard(part)).to(session.device)) for part in rows)
+    with compute_context(session.config, session.device):
+        found = recalibrate_batch_norm(session.method.networks, batches, session.method.outputs)
+    world.average_buffers(found, chunk)
 
 
 @torch.no_grad()
 def training_pass(session: Session) -> Row:
     """Show the method its un-augmented training set (each rank a part), and measure what needs no true labels."""
     method, x, chunk = session.method, session.train.x, session.config.train.eval_batch_size
-    sums, own = torch.zeros(2, device=session.device), session.world.rows(len(x))
+    sums, own = torch.zeros(2, device=session.device), session.world.local_rows(len(x))
     for start in range(own.start, own.stop, chunk):
         rows = slice(start, min(own.stop, start + chunk))
         outputs = session.forward(x[rows].to(session.device))
@@ -270,14 +262,14 @@ def training_pass(session: Session) -> Row:
         sums += (rows.stop - rows.start) * torch.stack(
             [metrics.covering_rate(p, sets), metrics.approximated_accuracy(p, sets)]
         )
-    covering, approximated = (session.world.sum(sums) / len(x)).tolist()
+    covering, approximated = (session.world.all_reduce(sums) / len(x)).tolist()
     return {"covering_rate": covering, "approximated_accuracy": approximated}
 
 
 @torch.no_grad()
 def accuracies(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Row:
     """Accuracy of the combined prediction, and of each network alone where there are several."""
-    own = session.world.rows(len(x))
+    own = session.world.local_rows(len(x))
     truth = torch.from_numpy(y[own]).to(session.device)
     right = torch.zeros(len(session.method.networks) + 1, dtype=torch.int64, device=session.device)
     with session.evaluating():  # once: averaged weights are not put in place anew for every chunk
@@ -285,7 +277,7 @@ def accuracies(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any
             labels = truth[start : start + outputs.shape[1]]
             guesses = torch.cat([session.method.combine(outputs).argmax(1, keepdim=True).T, outputs.argmax(2)])
             right = right + (guesses == labels).sum(dim=1)
-    together, *alone = (session.world.sum(right) / len(x)).tolist()
+    together, *alone = (session.world.all_reduce(right) / len(x)).tolist()
     row = {"test_accuracy": together}
     if len(alone) > 1:
         row |= {f"test_accuracy_{v + 1}": value for v, value in enumerate(alone)}

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
 if TYPE_CHECKING:  # a download needs neither, nor torch
+    from crosel.training.callbacks import Row
     from crosel.training.session import Session
-    from crosel.training.trainer import Row
 
 _CLEAR = "\r\033[K"  # back to the start of the line, and empty it
 
@@ -86,7 +86,7 @@ class Screen:
 
 
 class Console(Screen):
-    """A watcher of the loop that prints."""
+    """A callback of the loop that prints."""
 
     _shown = 0.0  # when the live line was last written
 
@@ -112,7 +112,7 @@ class Console(Screen):
         total = session.config.train.epochs
         self.show(f"epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
 
-    def on_state(self, session: Session) -> None:
+    def on_checkpoint(self, session: Session) -> None:
         pass
 
     def on_epoch(self, session: Session, row: Row) -> None:

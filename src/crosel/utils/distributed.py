@@ -1,15 +1,15 @@
-"""Several processes ("ranks") that train one run together. The only file that speaks `torch.distributed`.
+"""Several processes ("ranks") that train one run together. The only file that dist `torch.distributed`.
 
 Every rank holds the data, the networks and all tables. All ranks draw the same batch, with the same views, from the
 same generator; each then works on its own rows of it. What has to be one thing for all goes through a `World`:
 
-    own      the rows of something drawn for the whole batch that belong to this rank
-    gather   the rows of all ranks, in the order of the batch; gradients flow back to the rank that gave a row
-    fetch    only those rows of other ranks that this one needs (partners of MixUp: whole images)
-    add_up   gradients and losses, summed over ranks, in one message
+    local_shard       the rows of something drawn for the whole batch that belong to this rank
+    all_gather        the rows of all ranks, in the order of the batch; gradients flow back to the rank that gave a row
+    fetch_rows        only those rows of other ranks that this one needs (partners of MixUp: whole images)
+    reduce_gradients  gradients and losses, summed over ranks, in one message
 
-A rank's loss is a mean over its rows, so it counts with its share of the batch (`portion`): the sum over ranks is the
-mean over the batch, and several ranks learn what one does. A `World` of one process does nothing and costs nothing.
+A rank's loss is a mean over its rows, so it counts with its share of the batch (`scale_loss`): the sum over ranks is
+the mean over the batch, and several ranks learn what one does. A `World` of one process does nothing and costs nothing.
 
 Why not `DistributedDataParallel`: it works through `forward` of one module, while methods call parts of a network
 (PiCO: `features`, `classify`), run it several times a step, and hold two. Gradients are summed after the backward pass
@@ -29,10 +29,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from crosel.errors import Diverged, Elsewhere, Interrupted, RankLost, UserError
+from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError
 
 T = TypeVar("T")
-_PATIENCE = timedelta(minutes=30)  # a rank that is alive but silent for so long counts as lost
+Gradients = Callable[[], Sequence[Tensor]]
+_TIMEOUT = timedelta(minutes=30)  # a rank that is alive but silent for so long counts as lost
 
 
 class World:
@@ -42,57 +43,57 @@ class World:
     size = 1
     restarted = False  # whether a launcher has started us anew after a failure
 
-    def rows(self, n: int) -> slice:
+    def local_rows(self, n: int) -> slice:
         """This rank's part of n rows."""
         return slice(0, n)
 
-    def own(self, values: Tensor, parts: int = 1) -> Tensor:
+    def local_shard(self, values: Tensor, parts: int = 1) -> Tensor:
         """This rank's rows of values [parts * n, ...] for the whole batch; each part is split by itself."""
         return values
 
-    def gather(self, values: Tensor, total: int) -> Tensor:
-        """All ranks' rows [total, ...], in the order in which `own` splits them."""
+    def all_gather(self, values: Tensor, total: int) -> Tensor:
+        """All ranks' rows [total, ...], in the order in which `local_shard` splits them."""
         return values
 
-    def fetch(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
+    def fetch_rows(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
         """Rows of the whole batch, for each of this rank's rows the one that `positions` [parts * n] names."""
         return values[positions]
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over ranks, without gradient."""
         return values
 
-    def any(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
         return flag
 
-    def every(self, flag: Tensor) -> Tensor:
+    def all_ranks(self, flag: Tensor) -> Tensor:
         """Whether a bool on the device is true on all ranks."""
         return flag
 
-    def portion(self, objective: Tensor, batch: int) -> Tensor:
+    def scale_loss(self, loss: Tensor, batch: int) -> Tensor:
         """What this rank's mean counts in the mean over the whole batch."""
-        return objective
+        return loss
 
-    def add_up(self, gradients: Callable[[], Sequence[Tensor]], report: Mapping[str, Tensor], batch: int) -> Any:
+    def reduce_gradients(self, gradients: Gradients, report: Mapping[str, Tensor], batch: int) -> Any:
         """Sum gradients in place, and return the losses to report for the whole batch."""
         return report
 
-    def average(self, tensors: Sequence[Tensor], batch: int) -> None:
+    def average_buffers(self, tensors: Sequence[Tensor], batch: int) -> None:
         """Give every rank the mean over ranks, by share of the batch, of each tensor."""
 
-    def begin(self, make: Callable[[], T], describe: Callable[[T], Any], follow: Callable[[Any], T]) -> T:
+    def from_rank0(self, make: Callable[[], T], describe: Callable[[T], Any], follow: Callable[[Any], T]) -> T:
         """Rank 0 makes something and describes it; the others follow the description. A failure ends all."""
         return make()
 
-    def wait(self) -> None:
-        """Until every rank is here."""
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
 
 
-ONE = World()
+SINGLE_PROCESS = World()
 
 
-def share_of(rank: int, size: int, n: int) -> slice:
+def shard_slice(rank: int, size: int, n: int) -> slice:
     """Rows of rank `rank`: contiguous, the first n mod size ranks with one more."""
     small, more = divmod(n, size)
     start = rank * small + min(rank, more)
@@ -105,125 +106,125 @@ class Ranks(World):
     def __init__(self, rank: int, size: int, restarted: bool = False) -> None:
         self.rank, self.size, self.restarted = rank, size, restarted
         self.sent: Counter[str] = Counter()
-        self._known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._locations: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def rows(self, n: int) -> slice:
-        return share_of(self.rank, self.size, n)
+    def local_rows(self, n: int) -> slice:
+        return shard_slice(self.rank, self.size, n)
 
-    def own(self, values: Tensor, parts: int = 1) -> Tensor:
-        rows = self.rows(len(values) // parts)
+    def local_shard(self, values: Tensor, parts: int = 1) -> Tensor:
+        rows = self.local_rows(len(values) // parts)
         if parts == 1:
             return values[rows]
         return torch.cat([part[rows] for part in values.chunk(parts)])
 
-    def gather(self, values: Tensor, total: int) -> Tensor:
+    def all_gather(self, values: Tensor, total: int) -> Tensor:
         if values.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, _Gather.apply(values, self, total))  # type: ignore[no-untyped-call]
-        return self.gather_rows(values, total)
+            return cast(Tensor, _AllGather.apply(values, self, total))  # type: ignore[no-untyped-call]
+        return self._all_gather_rows(values, total)
 
-    def gather_rows(self, values: Tensor, total: int) -> Tensor:
+    def _all_gather_rows(self, values: Tensor, total: int) -> Tensor:
         """Without gradient. Ranks with fewer rows than the rest send some that are cut off again."""
         if values.dtype == torch.bool:  # not every backend can send it
-            return self.gather_rows(values.to(torch.uint8), total).bool()
+            return self._all_gather_rows(values.to(torch.uint8), total).bool()
         if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):
-            return self.gather_rows(values.permute(0, 2, 3, 1), total).permute(0, 3, 1, 2)
+            return self._all_gather_rows(values.permute(0, 2, 3, 1), total).permute(0, 3, 1, 2)
         width = -(-total // self.size)
         if len(values) < width:
             values = torch.cat([values, values.new_zeros(width - len(values), *values.shape[1:])])
         out = values.new_empty(self.size * width, *values.shape[1:])
-        with self._message("gather", values):
-            _all_gather()(out, values.contiguous())
+        with self._collective("all_gather", values):
+            _all_gather_op()(out, values.contiguous())
         if total == len(out):
             return out
-        sizes = [share_of(rank, self.size, total) for rank in range(self.size)]
+        sizes = [shard_slice(rank, self.size, total) for rank in range(self.size)]
         return torch.cat([out[r * width : r * width + s.stop - s.start] for r, s in enumerate(sizes)])
 
-    def fetch(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
+    def fetch_rows(self, values: Tensor, positions: Tensor, parts: int = 1) -> Tensor:
         if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):
-            return self.fetch(values.permute(0, 2, 3, 1), positions, parts).permute(0, 3, 1, 2)
+            return self.fetch_rows(values.permute(0, 2, 3, 1), positions, parts).permute(0, 3, 1, 2)
         positions = positions.cpu()  # how much goes where must be known here: a wait for the device
-        holder, row, by_rank = self._whereabouts(len(positions), parts)
+        holder, row, by_rank = self._row_locations(len(positions), parts)
         given = by_rank[holder[positions[by_rank]] == self.rank]  # those that want one of our rows
         asked = holder[positions[by_rank[holder[by_rank] == self.rank]]]  # whom each of our rows wants one from
         sends, receives = (torch.bincount(ranks, minlength=self.size).tolist() for ranks in (holder[given], asked))
         outgoing = values[row[positions[given]].to(values.device)].contiguous()
         incoming = outgoing.new_empty(len(asked), *values.shape[1:])
-        with self._message("fetch", outgoing):
+        with self._collective("fetch_rows", outgoing):
             torch.distributed.all_to_all_single(incoming, outgoing, receives, sends)
         out = torch.empty_like(incoming)
         out[asked.argsort(stable=True).to(out.device)] = incoming
         return out
 
-    def _whereabouts(self, count: int, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _row_locations(self, count: int, parts: int) -> tuple[Tensor, Tensor, Tensor]:
         """The rank that holds each position of the whole batch, the row it has there, and all positions by these."""
-        if (count, parts) not in self._known:
+        if (count, parts) not in self._locations:
             n = count // parts
-            sizes = [len(range(n)[share_of(rank, self.size, n)]) for rank in range(self.size)]
+            sizes = [len(range(n)[shard_slice(rank, self.size, n)]) for rank in range(self.size)]
             holder = torch.arange(self.size).repeat_interleave(torch.tensor(sizes)).repeat(parts)
             row = torch.cat([torch.arange(size) + part * size for part in range(parts) for size in sizes])
-            self._known[count, parts] = holder, row, (holder * count + row).argsort()
-        return self._known[count, parts]
+            self._locations[count, parts] = holder, row, (holder * count + row).argsort()
+        return self._locations[count, parts]
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         out = values.detach().clone(memory_format=torch.contiguous_format)
-        with self._message("sum", out):
+        with self._collective("all_reduce", out):
             torch.distributed.all_reduce(out)
         return out
 
-    def any(self, flag: bool) -> bool:
-        return bool(self.sum(torch.tensor(int(flag))))  # on the host: no wait for the device
+    def any_rank(self, flag: bool) -> bool:
+        return bool(self.all_reduce(torch.tensor(int(flag))))  # on the host: no wait for the device
 
-    def every(self, flag: Tensor) -> Tensor:
-        return self.sum(flag.int()) == self.size
+    def all_ranks(self, flag: Tensor) -> Tensor:
+        return self.all_reduce(flag.int()) == self.size
 
-    def _portion(self, batch: int) -> float:
-        return len(range(batch)[self.rows(batch)]) / batch
+    def _loss_scale(self, batch: int) -> float:
+        return len(range(batch)[self.local_rows(batch)]) / batch
 
-    def portion(self, objective: Tensor, batch: int) -> Tensor:
-        return objective * self._portion(batch)
+    def scale_loss(self, loss: Tensor, batch: int) -> Tensor:
+        return loss * self._loss_scale(batch)
 
-    def add_up(self, gradients: Callable[[], Sequence[Tensor]], report: Mapping[str, Tensor], batch: int) -> Any:
+    def reduce_gradients(self, gradients: Gradients, report: Mapping[str, Tensor], batch: int) -> Any:
         found = gradients()
-        portion = self._portion(batch)
-        losses = [value.detach().float() * portion for value in report.values()]
-        total = self.sum(torch.cat([value.flatten() for value in (*found, *losses)]))
+        scale = self._loss_scale(batch)
+        losses = [value.detach().float() * scale for value in report.values()]
+        total = self.all_reduce(torch.cat([value.flatten() for value in (*found, *losses)]))
         *summed, values = torch.split(total, [*(g.numel() for g in found), len(losses)])
         for gradient, part in zip(found, summed, strict=True):
             gradient.copy_(part.view_as(gradient))
         return dict(zip(report, values, strict=True))
 
     @torch.no_grad()
-    def average(self, tensors: Sequence[Tensor], batch: int) -> None:
+    def average_buffers(self, tensors: Sequence[Tensor], batch: int) -> None:
         if tensors:
-            total = self.sum(torch.cat([value.flatten() for value in tensors]) * self._portion(batch))
+            total = self.all_reduce(torch.cat([value.flatten() for value in tensors]) * self._loss_scale(batch))
             for value, part in zip(tensors, torch.split(total, [t.numel() for t in tensors]), strict=True):
                 value.copy_(part.view_as(value))
 
-    def begin(self, make: Callable[[], T], describe: Callable[[T], Any], follow: Callable[[Any], T]) -> T:
+    def from_rank0(self, make: Callable[[], T], describe: Callable[[T], Any], follow: Callable[[Any], T]) -> T:
         if self.rank:
-            description = self._from_first(None)
+            description = self._broadcast_from_rank0(None)
             if description is None:
-                raise Elsewhere
+                raise RankZeroFailed
             return follow(description)
         try:
             made = make()
         except BaseException:
-            self._from_first(None)
+            self._broadcast_from_rank0(None)
             raise
-        self._from_first(describe(made))
+        self._broadcast_from_rank0(describe(made))
         return made
 
-    def _from_first(self, content: Any) -> Any:
+    def _broadcast_from_rank0(self, content: Any) -> Any:
         box = [content]
-        with self._message("start"):
+        with self._collective("start"):
             torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def wait(self) -> None:
-        self.any(False)  # a message that all must answer
+    def barrier(self) -> None:
+        self.any_rank(False)  # a message that all must answer
 
     @contextmanager
-    def _message(self, kind: str, values: Tensor | None = None) -> Iterator[None]:
+    def _collective(self, kind: str, values: Tensor | None = None) -> Iterator[None]:
         if values is not None:
             self.sent[kind] += values.numel() * values.element_size()
         try:
@@ -238,24 +239,24 @@ class Ranks(World):
             ) from None
 
 
-def _all_gather() -> Callable[[Tensor, Tensor], Any]:
+def _all_gather_op() -> Callable[[Tensor, Tensor], Any]:
     """Newer releases of torch have another name for it."""
-    speaks: Any = torch.distributed
-    found: Callable[[Tensor, Tensor], Any] = getattr(speaks, "all_gather_single", speaks.all_gather_into_tensor)
+    dist: Any = torch.distributed
+    found: Callable[[Tensor, Tensor], Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     return found
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     """Rows of all ranks; the gradient of a row is the sum of what every rank found for it."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, world: Ranks, total: int) -> Tensor:
         ctx.world = world
-        return world.gather_rows(values, total)
+        return world._all_gather_rows(values, total)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.world.own(ctx.world.sum(gradients[0])), None, None
+        return ctx.world.local_shard(ctx.world.all_reduce(gradients[0])), None, None
 
 
 # --- joining and leaving ------------------------------------------------------------------------------------------
@@ -263,26 +264,26 @@ class _Gather(torch.autograd.Function):
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def launched() -> bool:
+def launched_by_torchrun() -> bool:
     """Whether torchrun, or a launcher like it, started this process as one of several."""
     return all(name in os.environ for name in _LAUNCHED) and int(os.environ["WORLD_SIZE"]) > 1
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[tuple[World, torch.device]]:
+def init_distributed(device: torch.device) -> Iterator[tuple[World, torch.device]]:
     """Join the other ranks for the length of a run, and say which device is ours. Alone: one process."""
-    if not launched():
-        yield ONE, device
+    if not launched_by_torchrun():
+        yield SINGLE_PROCESS, device
         return
     if device.type == "cuda" and device.index is None:
-        device = own_card(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+        device = local_cuda_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    with connected(rank, size, device, "env://", attempt) as world:
+    with process_group(rank, size, device, "env://", attempt) as world:
         yield world, device
 
 
-def own_card(number: int) -> torch.device:
+def local_cuda_device(number: int) -> torch.device:
     if number >= torch.cuda.device_count():
         raise UserError(
             f"there are {torch.cuda.device_count()} CUDA devices, but this is process {number + 1}; "
@@ -293,30 +294,30 @@ def own_card(number: int) -> torch.device:
 
 
 @contextmanager
-def connected(rank: int, size: int, device: torch.device, meet: str, attempt: int = 0) -> Iterator[Ranks]:
+def process_group(rank: int, size: int, device: torch.device, meet: str, attempt: int = 0) -> Iterator[Ranks]:
     """Connect to the other ranks at `meet` (env://, file://PATH, tcp://HOST:PORT): nccl on CUDA, gloo on CPUs."""
     # Words between hosts go by gloo even where tensors go by nccl: they need not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     world = Ranks(rank, size, restarted=attempt > 0)
-    with world._message("start"):
-        speaks: Any = torch.distributed
-        store, _, _ = next(speaks.rendezvous(meet, rank, size, timeout=_PATIENCE))
+    with world._collective("start"):
+        dist: Any = torch.distributed
+        store, _, _ = next(dist.rendezvous(meet, rank, size, timeout=_TIMEOUT))
         # The launcher's store may outlive a restart, and with it the addresses of those who have gone.
-        store = speaks.PrefixStore(f"crosel/{attempt}", store)
-        speaks.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        store = dist.PrefixStore(f"crosel/{attempt}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
         yield world
     except (Interrupted, Diverged) as ended:  # on all ranks alike, so one says it
-        _leave(world)
+        _shut_down(world)
         if rank:
-            raise Elsewhere(130 if isinstance(ended, Interrupted) else 2) from None
+            raise RankZeroFailed(130 if isinstance(ended, Interrupted) else 2) from None
         raise
     # After any other failure there is nobody to say goodbye to: the process ends, and with it its connections.
-    _leave(world)
+    _shut_down(world)
 
 
-def _leave(world: Ranks) -> None:
-    world.wait()  # gloo aborts if one side leaves while another still speaks
+def _shut_down(world: Ranks) -> None:
+    world.barrier()  # gloo aborts if one side leaves while another still dist
     # At its end gloo waits for its threads, which may need Python's lock to let go of what they sent. Ended through a
     # name of its own it gives the lock up meanwhile; ended with the group it does not in torch 2.6, and hangs.
     group: Any = torch.distributed.group.WORLD

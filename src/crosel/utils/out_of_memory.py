@@ -27,7 +27,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class OneLine:
+class OutOfMemoryAdvice:
     """Whatever runs out of memory inside a block ends with one line that says what to change. Can be used again."""
 
     device: torch.device
@@ -40,37 +40,37 @@ class OneLine:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
             return
-        _let_go(error)
+        _free_frames(error)
         where = "GPU memory" if self.device.type == "cuda" else "memory"
         raise UserError(f"out of {where} {self.doing}; {self.remedy}") from None
 
 
-def _let_go(error: BaseException | None) -> None:
+def _free_frames(error: BaseException | None) -> None:
     """Forget the tensors that the ended calls held: who keeps the error shall not keep the memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
-def in_building(device: torch.device, data_on: str) -> OneLine:
+def advise_while_building(device: torch.device, data_on: str) -> OutOfMemoryAdvice:
     """While data and networks are put in place, and in whatever else has no batches."""
     host = "try --set train.data_on=host, or " if device.type == "cuda" and data_on != "host" else ""
-    return OneLine(device, "for data, networks and tables", f"{host}use a smaller network or fewer examples")
+    return OutOfMemoryAdvice(device, "for data, networks and tables", f"{host}use a smaller network or fewer examples")
 
 
-def in_steps(session: Session) -> OneLine:
+def advise_while_training(session: Session) -> OutOfMemoryAdvice:
     return _in_batches(session, "train.batch_size", session.batch_size, "batches")
 
 
-def in_passes(session: Session) -> OneLine:
+def advise_while_evaluating(session: Session) -> OutOfMemoryAdvice:
     """The passes without gradient at the end of an epoch."""
     rows = min(session.config.train.eval_batch_size, session.data.n)
     return _in_batches(session, "train.eval_batch_size", rows, "chunks")
 
 
-def _in_batches(session: Session, setting: str, size: int, what: str) -> OneLine:
+def _in_batches(session: Session, setting: str, size: int, what: str) -> OutOfMemoryAdvice:
     smaller = f"try --set {setting}={size // 2}" if size > 2 else "use a smaller network"
     resident = session.device.type == "cuda" and session.train.host is None
     host = " or --set train.data_on=host" if resident else ""
     saved = f"Saved checkpoints are intact; another {setting} needs another --out"
-    return OneLine(session.device, f"with {what} of {size}", f"{smaller}{host}. {saved}")
+    return OutOfMemoryAdvice(session.device, f"with {what} of {size}", f"{smaller}{host}. {saved}")

@@ -1,6 +1,6 @@
-"""The parts that image views are made of.
+"""The transforms that image views are composed of.
 
-A part names, for each random column it wants, how many whole values the column can take (1 where it wants the
+A transform names, for each random column it wants, how many whole values the column can take (1 where it wants the
 uniform number itself). Nothing here waits for the device.
 """
 
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from crosel.augment.constants import PerDevice
+from crosel.augment.ops import Op, OpTable, PerDevice, blend, grey_weights, mean_level, shift_hue, to_grey
 from crosel.augment.policies import POLICIES, AugmentSettings, Entry, policy_entries, strong_entries
-from crosel.augment.stages import Op, OpTable, blend, grey_weights, mean_level, shift_hue, to_grey
 
 Draw = dict[str, Tensor]
 
 
-class Part(ABC):
+class Transform(ABC):
     """One step of an image view."""
 
     counts: tuple[int, ...]
@@ -35,7 +34,7 @@ class Part(ABC):
         """Change whole grey levels of any dtype into whole grey levels."""
 
 
-class FlipCrop(Part):
+class FlipCrop(Transform):
     """Mirror with chance .5, then a random crop of the same size after reflect padding."""
 
     def __init__(self, shape: Sequence[int], padding: int | None, flip: bool) -> None:
@@ -68,7 +67,7 @@ def _reflected(side: int, padding: int) -> Tensor:
     return torch.minimum(at, period - at).clamp(max=side - 1)
 
 
-class TableOps(Part):
+class TableOps(Transform):
     """Operations drawn from one table, one after the other."""
 
     def __init__(self, entries: list[Entry], shape: tuple[int, ...], fill: int) -> None:
@@ -110,7 +109,7 @@ class PolicyOps(TableOps):
         return {"ops": torch.where(u[:, 3:] < chances.index_select(0, k[:, 0]), entry, self.identity)}
 
 
-class Cutout(Part):
+class Cutout(Transform):
     """A filled square around a uniformly drawn pixel, clipped at the borders."""
 
     def __init__(self, shape: Sequence[int], share: float, fill: int) -> None:
@@ -133,7 +132,7 @@ class Cutout(Part):
         return torch.where(rows[:, None, :, None] & columns[:, None, None], self.fill, x)
 
 
-class ResizedCrop(Part):
+class ResizedCrop(Transform):
     """A random box of .2 to 1 of the area and ratio 3/4 to 4/3, bilinearly back to full size, and the flip.
 
     Boxes that do not fit are clipped to the image instead of drawn again, which would wait for the device.
@@ -166,7 +165,7 @@ class ResizedCrop(Part):
         return out.round_()
 
 
-class ColourJitter(Part):
+class ColourJitter(Transform):
     """Brightness, contrast, saturation (factors .6 to 1.4) and hue (up to .1 turn), then sometimes grey.
 
     Always in this order; the first four together with chance .8, grey with chance .2. Images that are not

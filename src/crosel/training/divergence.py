@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from crosel.methods.base import MethodSettings
     from crosel.training.session import Session
 
-GOOD_STEPS = "good_steps"  # in `Progress.sums`: steps before the first loss that is not finite
-SKIPPED = "skipped_batches"  # in `Progress.sums` and in metrics.jsonl: steps that were undone
+FINITE_STEPS = "good_steps"  # in `Progress.sums`: steps before the first loss that is not finite
+SKIPPED_BATCHES = "skipped_batches"  # in `Progress.sums` and in metrics.jsonl: steps that were undone
 _SHOWN_IDS = 32
 _OUTLIER = 1000.0  # times the largest value of the batch's median example
-_FAR = 10.0  # times the default of a method's setting, or its part
+_UNUSUAL = 10.0  # times the default of a method's setting, or its part
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
@@ -32,17 +32,17 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.isfinite(t).all() for t in tensors if t.is_floating_point()]).all()
 
 
-def is_finite(value: Tensor) -> Tensor:
+def isfinite(value: Tensor) -> Tensor:
     """A bool on the device. In two operations: `torch.isfinite` takes four, and this happens in every step."""
     return value * 0 == 0
 
 
-def add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+def accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     """Add in place: a recorded step keeps adding to the same tensors."""
     sums[name] = sums[name].add_(value) if name in sums else value.detach().float().clone()
 
 
-class Undo:
+class Rollback:
     """What a step changes, as it was before; taken back on the device if the step turns out bad."""
 
     def __init__(self, session: Session) -> None:
@@ -51,36 +51,36 @@ class Undo:
         self.of_optimiser = [(t, t.clone()) for t in optimiser_state(session.optimiser, session.method).values()]
 
     @torch.no_grad()
-    def unless_finite(self, objective: Tensor) -> Tensor:
+    def restore_unless_finite(self, objective: Tensor) -> Tensor:
         """Put everything back if the loss or what the step made of the state is not finite. Returns a bool: it was."""
         good = torch.isfinite(objective.detach()) & all_finite(t for t, _ in self.of_method)
-        good = self.session.world.every(good)
+        good = self.session.world.all_ranks(good)
         for now, before in (*self.of_method, *self.of_optimiser):
             torch.where(good, now, before, out=now)
         return good
 
 
-def means(session: Session, epoch: int) -> dict[str, float | int]:
+def mean_losses(session: Session, epoch: int) -> dict[str, float | int]:
     """Reported losses averaged over the steps that count, and how many did not."""
     steps = session.steps
-    sums = {name: float(total) for name, total in session.progress.sums.items() if name != GOOD_STEPS}
-    skipped = sums.pop(SKIPPED, None)
+    sums = {name: float(total) for name, total in session.progress.sums.items() if name != FINITE_STEPS}
+    skipped = sums.pop(SKIPPED_BATCHES, None)
     if skipped is None:
         return {name: total / steps for name, total in sums.items()}
     if skipped >= steps:
         raise Diverged(
             f"none of the {steps} batches of epoch {epoch} had a finite loss: all were skipped; the last checkpoint is "
-            f"intact. Likely cause: {_likely_cause(session, _batch(session, 0))}"
+            f"intact. Likely cause: {_likely_cause(session, _batch_rows(session, 0))}"
         )
-    return {**{name: total / (steps - skipped) for name, total in sums.items()}, SKIPPED: int(skipped)}
+    return {**{name: total / (steps - skipped) for name, total in sums.items()}, SKIPPED_BATCHES: int(skipped)}
 
 
-def diverged(session: Session, epoch: int, what: str, step: int | None = None) -> Diverged:
+def divergence_error(session: Session, epoch: int, what: str, step: int | None = None) -> Diverged:
     """The end of a run: the step (the first bad one unless given), the examples of its batch, and a likely cause."""
     if step is None:
-        count = session.progress.sums.get(GOOD_STEPS)
+        count = session.progress.sums.get(FINITE_STEPS)
         step = session.progress.step - 1 if count is None else min(int(count), session.progress.step - 1)
-    rows = _batch(session, step)
+    rows = _batch_rows(session, step)
     ids = [session.data.example_id(int(row)) for row in rows]
     saved = "the last checkpoint is intact" if epoch > 1 else "no epoch has been saved yet"
     error = Diverged(
@@ -92,9 +92,9 @@ def diverged(session: Session, epoch: int, what: str, step: int | None = None) -
     return error
 
 
-def _batch(session: Session, step: int) -> Tensor:
+def _batch_rows(session: Session, step: int) -> Tensor:
     """Positions of all examples that a step of the epoch under way looked at, each once."""
-    streams = [table[step] for table in session.order.values()]
+    streams = [table[step] for table in session.epoch_indices.values()]
     return torch.unique(torch.cat(streams)) if streams else torch.zeros(0, dtype=torch.int64)
 
 
@@ -108,17 +108,17 @@ def _likely_cause(session: Session, rows: Tensor) -> str:
             name = session.data.example_id(int(rows[worst]))
             return f"extreme values in example {name}; fix or drop it"
     lr, ramp = session.config.train.lr, session.config.train.lr_ramp
-    far = "".join(f"{line}, or " for line in _far_settings(session.config.method))
+    far = "".join(f"{line}, or " for line in _unusual_settings(session.config.method))
     return f"{far}a learning rate that is too high; lower train.lr ({lr:g})" + ("" if ramp else " or set train.lr_ramp")
 
 
-def _far_settings(settings: MethodSettings) -> list[str]:
+def _unusual_settings(settings: MethodSettings) -> list[str]:
     """Weights, temperatures and the like that somebody has moved far from where the method is known to work."""
     lines = []
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.default
         if not isinstance(value, float) or not isinstance(default, int | float) or 0 in (value, default):
             continue  # 0 switches something off
-        if not default / _FAR <= value <= default * _FAR:
+        if not default / _UNUSUAL <= value <= default * _UNUSUAL:
             lines.append(f"method.{name}={value:g}, far from its default {default:g}")
     return lines

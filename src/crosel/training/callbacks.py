@@ -1,4 +1,4 @@
-"""Other places for a run's metrics: TensorBoard and Weights & Biases. Both are optional.
+"""What is called while a run goes on: the protocol, and loggers for TensorBoard and Weights & Biases (both optional).
 
 The run folder's metrics.jsonl stays the truth; a logger that fails in the middle of a run is left out from then on, and
 the run goes on. A further one costs a class with `log` and `close`, and a line in `LOGGERS`.
@@ -12,13 +12,28 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from crosel.errors import UserError, choose_from
-from crosel.training.session import Session
-from crosel.training.trainer import Row
 
+if TYPE_CHECKING:
+    from crosel.training.session import Session
+
+Row = dict[str, Any]  # a line of metrics.jsonl
 Say = Callable[[str], None]
+
+
+class Callback(Protocol):
+    """Told how a run goes: the run folder, the progress line, loggers. Each does only what it has a use for."""
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
+        """Every `train.log_every` steps: the mean loss of the epoch so far."""
+
+    def on_checkpoint(self, session: Session) -> None:
+        """The state may be saved: after every epoch, and where a run is stopped inside one."""
+
+    def on_epoch(self, session: Session, row: Row) -> None:
+        """After every epoch: its line of metrics."""
 
 
 class Logger(Protocol):
@@ -79,7 +94,7 @@ def check_loggers(names: Iterable[str]) -> None:
             raise UserError(f"--logger {name} needs {name}, which is not installed: pip install {name}") from None
 
 
-class LoggerWatcher:
+class LoggerCallback:
     """Hands every epoch's numbers to a logger; whatever it does, the run goes on."""
 
     def __init__(self, name: str, folder: Path, session: Session, say: Say) -> None:
@@ -101,7 +116,7 @@ class LoggerWatcher:
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         pass
 
-    def on_state(self, session: Session) -> None:
+    def on_checkpoint(self, session: Session) -> None:
         pass
 
     def on_epoch(self, session: Session, row: Row) -> None:
