@@ -60,6 +60,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, image_npz: Path) -> TinyR
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    if not hasattr(os, "fork"):
+        pytest.skip("Windows does not fork")
     server = ForkServer(tmp_path_factory.mktemp("children"))
     yield server
     server.close()

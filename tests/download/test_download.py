@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import io
 import socket
@@ -16,6 +15,7 @@ from _download_server import BIG, FOLDER, GOOD, MD5, Server, archive, publish
 from crosel.data import download
 from crosel.data.download import DATASETS, fetch, get, unpack
 from crosel.errors import UserError
+from crosel.utils.system import lock
 
 
 def ranges(server: Server) -> list[str | None]:
@@ -160,7 +160,7 @@ def test_offline_says_where_to_put_the_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_two_at_once(server: Server, tmp_path: Path) -> None:
     with open(tmp_path / "big.part", "ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+        assert lock(other.fileno())
         with pytest.raises(UserError, match="another process is downloading"):
             fetch(f"{server.url}/big", tmp_path / "big", MD5)
     fetch(f"{server.url}/big", tmp_path / "big", MD5)

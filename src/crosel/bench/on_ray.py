@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import signal
 import threading
 import time
@@ -24,6 +23,7 @@ from crosel.bench.cells import GRACE, CellResult, Options, Watcher, last_row, ru
 from crosel.bench.suite import Cell
 from crosel.errors import UserError
 from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder
+from crosel.utils.system import ask_to_stop
 
 PAUSE = 15.0  # seconds between deliveries of a worker
 TICK = 0.5  # seconds between looks at the desk
@@ -102,7 +102,7 @@ class Courier:
         while not self._over.wait(min(self.pause, 1.0)):
             due = time.monotonic() - last >= self.pause
             if self._deliver(self.pack() if due else Delivery(self.cell, self.attempt, {}, ())):
-                os.kill(os.getpid(), signal.SIGTERM)  # which the run takes as a wish to save its state and end
+                ask_to_stop()  # which the run takes as a wish to save its state and end
                 return
             last = time.monotonic() if due else last
 

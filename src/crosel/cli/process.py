@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import typer
 
 from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError
 from crosel.utils.log import log_lines
+from crosel.utils.system import WINDOWS
 
 
 def run_app(app: typer.Typer) -> None:
@@ -75,6 +77,8 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
+    if WINDOWS and isinstance(sys.stdout, io.TextIOWrapper):  # its code pages lack half of what we write
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _give_up(stream: TextIO) -> None:

@@ -24,9 +24,10 @@ from urllib.parse import urlsplit
 
 import crosel
 from crosel.errors import UserError, choose_from
-from crosel.utils.files import TEMPORARY, claim, disk_errors, make_folder, sync_folder
+from crosel.utils.files import TEMPORARY, claim, disk_errors, make_folder
 from crosel.utils.limits import one_line
 from crosel.utils.redact import without_login
+from crosel.utils.system import WINDOWS, sync_folder
 
 MIRROR = "CROSEL_MIRROR"
 OnBytes = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says
@@ -124,6 +125,8 @@ def fetch(url: str, path: Path, md5: str, progress: OnBytes | None = None) -> No
             )
             _fetch(url, stream, path, md5, progress)
             os.fsync(stream.fileno())
+            if WINDOWS:
+                stream.close()  # it renames no open file
             os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):
@@ -242,7 +245,7 @@ def unpack(archive: Path, to: Path, folder: str) -> None:
             temporary.mkdir()
         _unpack(archive, temporary, folder)
         with disk_errors(to / folder):
-            os.rename(temporary / folder, to / folder)
+            os.replace(temporary / folder, to / folder)
         sync_folder(to)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from crosel.errors import UserError, counted
-from crosel.utils.files import claim, disk_errors, sync_folder
+from crosel.utils.files import claim, disk_errors
+from crosel.utils.system import sync_folder
 
 # `choose`: another label of the set; `outside`: a label that is not in it.
 KINDS = ("accept", "choose", "outside", "skip")
 UNDO = "undo"
+_BYTES = getattr(os, "O_BINARY", 0)  # else Windows would write \r\n
 CODES = {kind: code for code, kind in enumerate(KINDS, start=1)}
 
 
@@ -159,7 +161,7 @@ class DecisionLog:
         self._lock = threading.Lock()
         with disk_errors(path, elsewhere="copy the run folder to a writable place and review the copy"):
             new = not path.exists()
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _BYTES, 0o644)
         try:
             claim(self._file, f"{path} is open in another review of this run; use that one, or stop it")
             self.decisions = Decisions(len(ids))

@@ -7,7 +7,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from crosel.utils.files import (
     TEMPORARY,
     atomic_write,
     atomic_write_with,
-    claim,
+    claimed,
     disk_errors,
     make_folder,
     new_folder,
@@ -148,16 +148,10 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Claim the folder (made if need be) for this process; the claim ends with the process, however it ends."""
-        handle = None
-        try:
-            with new_folder(self.path):  # goes again, while it is still ours, if nothing comes of the run
-                with disk_errors(self.path):
-                    handle = os.open(self.path, os.O_RDONLY)
-                claim(handle, f"{self.path} is in use by another process; wait for it or choose another --out")
-                yield
-        finally:
-            if handle is not None:
-                os.close(handle)
+        with ExitStack() as held, new_folder(self.path):  # goes again, while still ours, if nothing comes of the run
+            taken = f"{self.path} is in use by another process; wait for it or choose another --out"
+            held.enter_context(claimed(self.path, taken))
+            yield
 
     # --- candidate sets ---------------------------------------------------------------------------------------
 
@@ -219,7 +213,7 @@ class RunFolder:
         lines = [f"checkpoint {path.name} is damaged and was moved aside" for path in found.damaged]
         with disk_errors(self.checkpoints):
             for path in found.damaged:
-                path.rename(path.with_suffix(".damaged"))
+                path.replace(path.with_suffix(".damaged"))
         checkpoint.prune(self.checkpoints, session.config.train.keep_checkpoints)
         p = session.progress
         if p.epoch < session.config.train.epochs:

@@ -7,8 +7,6 @@ training pass -> method.observe, test pass -> method.end_epoch -> metrics -> che
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,6 +26,7 @@ from crosel.training.ema import recalibrate_batch_norm, spread_rows
 from crosel.training.session import Session
 from crosel.training.step import TrainStep
 from crosel.utils.out_of_memory import advise_while_evaluating, advise_while_training
+from crosel.utils.system import peak_memory
 
 _EMA_CHUNKS = 16  # from which averaged weights get their statistics, or more if `train.refresh` is more
 
@@ -96,7 +95,7 @@ def fit(
             **measured,
             "seconds": time.perf_counter() - started,
             "images_per_second": session.steps * session.batch_size / training_seconds,
-            "peak_memory_mib": peak_memory_mib(session.device),
+            **peak_memory_mib(session.device),
         }
         progress.end_epoch(row)
         for callback in callbacks:
@@ -300,8 +299,7 @@ def predicted_probabilities(session: Session, x: np.ndarray[Any, Any]) -> Tensor
     return torch.cat([session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, x)])
 
 
-def peak_memory_mib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+def peak_memory_mib(device: torch.device) -> dict[str, float]:
+    """A metric, where the system knows it."""
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
+    return {} if peak is None else {"peak_memory_mib": peak / 2**20}

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
 import sys
 import threading
 import time
+
+from crosel.utils.system import WINDOWS, ask_to_stop
 
 
 def child_command(parent: int, *arguments: str) -> list[str]:
@@ -21,14 +22,15 @@ def stop_without(parent: int) -> None:
     """Send ourselves SIGTERM once our parent is another process (the system's first, as a rule)."""
     while os.getppid() == parent:
         time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGTERM)
+    ask_to_stop()
 
 
 def main() -> None:
     parent = int(sys.argv[1])
     # The command noted in the run folder is the one a person would type.
     sys.argv = ["crosel", *sys.argv[2:]]
-    threading.Thread(target=stop_without, args=(parent,), daemon=True).start()
+    if not WINDOWS:  # where the number of the parent is not that of whoever started us, nor ever changes
+        threading.Thread(target=stop_without, args=(parent,), daemon=True).start()
     runpy.run_module("crosel", run_name="__main__")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from crosel.errors import UserError
+from crosel.utils.system import WINDOWS, lock, sync_folder
 
 TEMPORARY = ".writing-"
 _OF_A_RUN = {
@@ -66,12 +66,25 @@ def is_run_folder(path: Path) -> bool:
 
 def claim(handle: int, taken: str) -> None:
     """Claim an open file or folder for this process, until it is closed; UserError(taken) where another has it."""
+    if not lock(handle):
+        raise UserError(taken)
+
+
+@contextmanager
+def claimed(folder: Path, taken: str) -> Iterator[None]:
+    """Claim a folder for the length of the block, or of the process, however it ends."""
+    # Windows opens no folders: a file beside it stands for it.
+    beside = folder.resolve().with_name(f".{folder.resolve().name}.lock") if WINDOWS else None
+    with disk_errors(folder):
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT) if beside else os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(taken) from None
-    except OSError:  # a file system without locks, as some network ones: go on without
-        pass
+        claim(handle, taken)
+        yield
+    finally:
+        os.close(handle)
+        if beside:
+            with contextlib.suppress(OSError):  # another process has it open by now
+                beside.unlink()
 
 
 def make_folder(path: Path) -> None:
@@ -127,16 +140,6 @@ def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object], durable:
             raise
         if durable:
             sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut, where the system can."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems cannot; the file itself is safe
-            os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remove_stray(folder: Path) -> None:
