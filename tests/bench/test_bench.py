@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _terminal import Terminal
 
 from crosel.bench import (
     EXECUTORS,
@@ -268,28 +269,9 @@ def test_cards_are_filled_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is shown ------------------------------------------------------------------------------------------------
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def screen(text: str) -> list[str]:
-    """What a terminal shows after this text: lines, and the two moves that the board makes."""
-    lines = [""]
-    for part in re.split(r"(\033\[\d+A\r\033\[J|\n)", text):
-        if part == "\n":
-            lines.append("")
-        elif part.startswith("\033["):
-            del lines[len(lines) - 1 - int(part[2:].split("A")[0]) :]
-            lines.append("")
-        else:
-            lines[-1] += part
-    return lines
-
-
 def test_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
-    monkeypatch.setenv("TERM", "xterm")
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "60"), ("LINES", "24")):
+        monkeypatch.setenv(name, value)
     cells = expand(read_suite("digits-tiny"))
     stream, options = Terminal(), Options(tmp_path)
     board = Board(cells, options, stream)
@@ -299,22 +281,21 @@ def test_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"epoch": 1, "test_accuracy": 0.5}\n', encoding="utf-8")
     board.tick()
-    shown = screen(stream.getvalue())
+    shown = stream.lines()
     assert shown[0].startswith("running  digits-q0.3/crosel-seed0  epoch 1/2  accuracy 50.0")
     assert shown[1].startswith("running  digits-q0.3/crosel-seed1  epoch 0/2")
-    assert shown[2:] == ["4 cells: 2 running, 2 waiting", ""]
-    assert max(map(len, shown)) < 60
+    assert shown[2:] == ["4 cells: 2 running, 2 waiting"]
+    assert max(map(len, shown)) <= 60
     board.finished(CellResult(cells[0], folder, "done", row={"test_accuracy": 0.75}, seconds=70))
     board.finished(CellResult(cells[1], folder, "failed", "out of memory"))
-    shown = screen(stream.getvalue())
+    shown = stream.lines()
     assert shown == [
         "done     digits-q0.3/crosel-seed0  1/4  accuracy 75.0 %  1 min 10 s",
         "failed   digits-q0.3/crosel-seed1  2/4  out of memory",
         "4 cells: 1 done, 1 failed, 2 waiting",
-        "",
     ]
     board.close()
-    assert screen(stream.getvalue())[2:] == [""]
+    assert stream.lines()[2:] == [""]
 
 
 def test_a_second_ctrl_c_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

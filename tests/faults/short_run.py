@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-PACKAGES = ("torch", "numpy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "scipy", "typer")
+PACKAGES = ("torch", "numpy", "pillow", "scikit-learn", "pydantic", "pyyaml", "rich", "safetensors", "scipy", "typer")
 EXTRAS = ("fastapi", "uvicorn", "pytest")
 SETTINGS = ("--set", "train.epochs=2", "--set", "network.width=4", "--candidates", "uniform:q=0.3")
 

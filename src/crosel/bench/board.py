@@ -31,7 +31,6 @@ class Board(Screen):
         self.width = max((len(cell.name) for cell in cells), default=0)
         self.ended: Counter[str] = Counter()
         self.running: dict[str, tuple[Cell, float]] = {}
-        self._drawn = 0  # lines of the live table on the screen
 
     def started(self, cell: Cell) -> None:
         self.running[cell.name] = (cell, time.monotonic())
@@ -50,23 +49,15 @@ class Board(Screen):
         self.say("  ".join(part for part in parts if part))
         self.tick()
 
-    def say(self, text: str) -> None:
-        self.put(f"{self._erased()}{text}\n")
-
     def tick(self) -> None:
         """Draw the live table anew."""
-        if not self.live:
-            return
-        size = shutil.get_terminal_size()
-        # What wraps or scrolls out of sight could not be taken away again.
-        running = self._running_lines()[: max(0, size.lines - 2)]
-        lines = [line[: size.columns - 1] for line in (*running, self.summary())]
-        self.put_live(self._erased() + "\n".join(lines) + "\n")
-        self._drawn = len(lines)
+        if self.live:
+            from rich.text import Text
 
-    def close(self) -> None:
-        self.put(self._erased())
-        super().close()
+            running = self._running_lines()[
+                : max(0, shutil.get_terminal_size().lines - 2)
+            ]  # the summary stays in sight
+            self.draw(Text("\n".join((*running, self.summary())), no_wrap=True, overflow="ellipsis"))
 
     def summary(self) -> str:
         counts = [f"{self.ended[name]} {name}" for name in ("done", "skipped", "failed", "stopped") if self.ended[name]]
@@ -82,8 +73,3 @@ class Board(Screen):
             parts = (f"{'running':<8} {cell.name:<{self.width}}", epoch, figures(row))
             lines.append("  ".join(part for part in (*parts, duration(time.monotonic() - since)) if part))
         return lines
-
-    def _erased(self) -> str:
-        """What takes the table away: up to where it began, and empty from there."""
-        drawn, self._drawn = self._drawn, 0
-        return f"\033[{drawn}A\r\033[J" if drawn else ""

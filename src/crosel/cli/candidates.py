@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +36,7 @@ def candidates(
 
     values = {"source": source, "data": {"inputs": str(inputs)} if inputs else None}
     settings = build_config(settings=set_ or (), values=values).data
-    with contextlib.closing(Console()) as console:
+    with Console() as console:
         summary = convert(source, out, rule, seed, data, settings, console.on_images)
     typer.echo(json.dumps(summary.as_dict(), ensure_ascii=False) if json_ else "\n".join(summary.lines()))
     if not json_:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +22,10 @@ def get(
     from crosel.data.download import get as download
     from crosel.utils.console import Console
 
-    def megabytes(file: str, done: int, total: int | None) -> str:
-        return f"{file}  {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
+    def show(file: str, done: int, total: int | None) -> None:
+        amount = f"{done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
+        console.show(f"{file}  {amount}", done, total)
 
-    with contextlib.closing(Console()) as console:
-        download(name, to, mirror, lambda *now: console.show(megabytes(*now)))
+    with Console() as console:
+        download(name, to, mirror, show)
     typer.echo(f"{name} is in {to}; train on it with: crosel train {name} --data {to}")

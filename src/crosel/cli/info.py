@@ -11,7 +11,7 @@ import typer
 import crosel
 from crosel.errors import counted
 
-_NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "typer")
+_NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "rich", "typer")
 _OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +26,7 @@ def predict(
     from crosel.training.devices import pick_device
     from crosel.utils.console import Console
 
-    with contextlib.closing(Console()) as console:
+    with Console() as console:
         count = predict_file(
             run, input, out, top, pick_device(device), trust_code,
             lambda done: console.show(counted(done, "prediction")),

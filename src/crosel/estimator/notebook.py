@@ -1,16 +1,20 @@
-"""What a person sees in a notebook while a run goes on: one block below the cell, written anew as the run goes."""
+"""What a person sees in a notebook while a run works: one block below the cell, drawn anew as the run goes on."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import time
-from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from crosel.training.callbacks import Row
-from crosel.training.session import Session
 from crosel.utils.console import Console, epoch_cells
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from crosel.training.callbacks import Row
+    from crosel.training.session import Session
 
 SHOWN_ROWS = 8
 
@@ -23,50 +27,44 @@ def in_notebook() -> bool:
 
 
 class NotebookConsole(Console):
-    """A progress bar over all epochs and the last rows of metrics, in the notebook's own display."""
+    """Lines, a progress bar over all epochs, and the last rows of metrics.
+
+    rich draws them, but IPython's display shows them: rich's own live display wants ipywidgets there.
+    """
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
-        display = importlib.import_module("IPython.display")
-        self._html = display.HTML
-        self._handle: Any = display.display(self._html("<p>starting</p>"), display_id=True)
+        self.live = True
+        self._handle: Any = importlib.import_module("IPython.display").display("starting", display_id=True)
+        self._lines: list[str] = []
         self._rows: list[Row] = []
-        self._said: list[str] = []
-        self._line = ""
+        self._progress_bar: RenderableType = ""
 
     def say(self, text: str) -> None:
-        self._said.append(text)
-        self._show()
+        self._lines.append(text)
+        self.draw(self._progress_bar)
 
-    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        if time.monotonic() - self._shown > 0.2:
-            self._shown = time.monotonic()
-            epochs = session.config.train.epochs
-            self._line = _bar((epoch - 1 + step / session.steps) / epochs) + (
-                f"epoch {epoch} of {epochs}, step {step} of {session.steps}, loss {loss:.4f}"
-            )
-            self._show()
+    def draw(self, content: RenderableType) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        self._drawn, self._progress_bar = time.monotonic(), content
+        block = Table.grid()
+        for part in (*map(Text, self._lines), content, *([_table(self._rows[-SHOWN_ROWS:])] if self._rows else [])):
+            block.add_row(part)
+        self._handle.update(block)
 
     def on_epoch(self, session: Session, row: Row) -> None:
         self._rows.append(row)
-        epochs = session.config.train.epochs
-        self._line = _bar(row["epoch"] / epochs) + f"epoch {row['epoch']} of {epochs}"
-        self._show()
-
-    def _show(self) -> None:
-        said = "".join(f"<p>{escape(text)}</p>" for text in self._said)
-        self._handle.update(self._html(f"<div>{said}<p>{self._line}</p>{_table(self._rows[-SHOWN_ROWS:])}</div>"))
+        epochs, steps = session.config.train.epochs, session.steps
+        self.draw(self._progress(f"epoch {row['epoch']}/{epochs}", row["epoch"] * steps, epochs * steps))
 
 
-def _bar(share: float) -> str:
-    return f'<progress value="{share:.4f}" max="1" style="width:16em;vertical-align:middle"></progress> '
+def _table(rows: list[Row]) -> Table:
+    from rich.table import Table
 
-
-def _table(rows: list[Row]) -> str:
-    if not rows:
-        return ""
     cells = [epoch_cells(row) for row in rows]
-    names = list(dict.fromkeys(name for row in cells for name in row))
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{row.get(n, chr(8211))}</td>' for n in names)}</tr>" for row in cells)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = Table(*dict.fromkeys(name for row in cells for name in row), box=None)
+    for row in cells:
+        table.add_row(*(row.get(str(column.header), "–") for column in table.columns))
+    return table

@@ -1,22 +1,22 @@
-"""What a person sees while a run or another long command goes on: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run or another long command works: progress on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, ClassVar, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
-if TYPE_CHECKING:  # a download needs neither, nor torch
+if TYPE_CHECKING:  # `--help` needs none of them, and rich is imported when it first draws
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.progress import Progress
+
     from crosel.training.callbacks import Row
     from crosel.training.session import Session
 
-_CLEAR = "\r\033[K"  # back to the start of the line, and empty it
-
-
-def shows_live(stream: TextIO) -> bool:
-    """Whether a line can be taken back there: on a terminal, unless it calls itself dumb (an editor's, say)."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+Self = TypeVar("Self", bound="Screen")
 
 
 def percent(value: float) -> str:
@@ -53,64 +53,101 @@ def epoch_line(row: Row, epochs: int) -> str:
     return "  ".join([f"epoch {epoch:>{len(str(epochs))}}/{epochs}", f"{phase:<9}", *parts, seconds])
 
 
-class Screen:
-    """Where a person reads. `quiet` silences it, and so does a stream that takes nothing any more."""
+class _UnfailingStream:
+    """Writes until the stream takes no more: a full disk, a reader who has gone. Neither is a reason to lose a run."""
 
-    live_one: ClassVar[Screen | None] = None  # what is shown live now, and makes way for whole lines
+    def __init__(self, stream: TextIO, silent: bool) -> None:
+        self.stream, self.silent = stream, silent
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"  # rich asks for it
+
+    def write(self, text: str) -> None:
+        self._try(lambda: self.stream.write(text))
+
+    def flush(self) -> None:
+        self._try(self.stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if not self.silent:
+            try:
+                action()
+            except OSError:
+                self.silent = True
+
+    def isatty(self) -> bool:
+        return self.stream.isatty() and os.environ.get("TERM") != "dumb"  # as an editor's shell calls itself
+
+
+class Screen:
+    """Plain lines and, on a terminal, something below them that is drawn anew as work goes on."""
+
+    current: ClassVar[Screen | None] = None  # the one that is drawing; whole lines go through it
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
-        self.stream = stream or sys.stderr
-        self.quiet = quiet
-        self.live = not quiet and shows_live(self.stream)
-
-    def put(self, text: str) -> None:
-        if self.quiet:
-            return
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except OSError:  # a log on a full disk, a reader that has gone: no reason to lose a run
-            self.quiet, self.live = True, False
-
-    def put_live(self, text: str) -> None:
-        """Put what `say` and `close` take away again."""
-        Screen.live_one = self
-        self.put(text)
+        self._stream = _UnfailingStream(stream or sys.stderr, quiet)
+        self.live = not quiet and self._stream.isatty()
+        self._display: Live | None = None
+        self._drawn = 0.0  # when
 
     def say(self, text: str) -> None:
-        self.put(text + "\n")
+        """A whole line, above what is drawn."""
+        if self._display is not None:
+            self._display.console.out(text, highlight=False)
+        else:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def draw(self, content: RenderableType) -> None:
+        """Draw this below the lines, instead of what is there."""
+        from crosel.utils.live import live_display
+
+        self._drawn = time.monotonic()
+        if self._display is None:
+            self._display = live_display(self._stream)
+            Screen.current = self
+        self._display.update(content, refresh=True)
 
     def close(self) -> None:
-        if Screen.live_one is self:
-            Screen.live_one = None
+        """Take away what is drawn, so that what comes next starts on a line of its own."""
+        if self._display is not None:
+            self._display.update("")  # all of it, also what was too long for the terminal
+            self._display.stop()
+            self._display = Screen.current = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class Console(Screen):
-    """A callback of the loop that prints."""
+    """Shows how a run goes (as a callback of the training loop), a download, or other work with a known end."""
 
-    _shown = 0.0  # when the live line was last written
+    _bar: Progress | None = None
 
-    def say(self, text: str) -> None:
-        self.put((_CLEAR if self.live else "") + text + "\n")
+    def show(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Show a text, with a bar if the end is known; nothing where there is no terminal."""
+        if self.live and time.monotonic() - self._drawn > 0.1:  # more often would only cost time
+            self.draw(self._progress(text, done, total))
 
-    def close(self) -> None:
-        """Take the live line away, so that what comes next starts on a line of its own."""
-        if self.live:
-            self.put(_CLEAR)
-        super().close()
+    def _progress(self, text: str, done: float | None, total: float | None) -> Progress:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def show(self, text: str) -> None:
-        """Put a text in the live line, at most ten times a second; nothing where there is no terminal."""
-        if self.live and time.monotonic() - self._shown > 0.1:
-            self._shown = time.monotonic()
-            self.put_live(_CLEAR + text)
+        if self._bar is None or self._bar.tasks[0].total != total:
+            text_column = TextColumn("{task.description}", markup=False)
+            bar = (BarColumn(24), TimeRemainingColumn(compact=True)) if total else ()
+            self._bar = Progress(text_column, *bar)
+            self._bar.add_task(text, total=total)
+        self._bar.update(self._bar.task_ids[0], description=text, completed=done)
+        return self._bar
 
     def on_images(self, done: int, total: int) -> None:
-        self.show(f"reading images {done}/{total}")
+        self.show(f"reading images {done}/{total}", done, total)
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        total = session.config.train.epochs
-        self.show(f"epoch {epoch}/{total}  step {step}/{session.steps}  loss {loss:.4f}")
+        epochs = session.config.train.epochs
+        text = f"epoch {epoch}/{epochs}  step {step}/{session.steps}  loss {loss:.4f}"
+        self.show(text, (epoch - 1) * session.steps + step, epochs * session.steps)
 
     def on_checkpoint(self, session: Session) -> None:
         pass

@@ -16,7 +16,7 @@ class _Lines(logging.Handler):
     """Whole lines where progress is shown, which makes way for them; otherwise on standard error as it is now."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        (Screen.live_one or Screen()).say(self.format(record))
+        (Screen.current or Screen()).say(self.format(record))
 
 
 @contextmanager
