@@ -13,7 +13,7 @@ STAGES = {
         ("cli/train.py", "options"),
         ("runs/pipeline.py", "one run"),
         ("data/sources.py", "which format?"),
-        ("data/csvfile.py", "values, labels"),
+        ("data/formats/csv.py", "values, labels"),
         ("data/dataset.py", "x[i], candidates[i]"),
         ("training/build.py", "on the device"),
     ],

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import crosel.cli.app
 import crosel.config
-import crosel.data.npz
+import crosel.data.formats
 import crosel.methods
 import crosel.runs.evaluate
 import crosel.runs.folder

@@ -18,11 +18,9 @@ from _support import real_data
 
 from crosel.augment import AugmentSettings, make_views
 from crosel.data import draw_candidates, load
-from crosel.data.cifar import read_cifar10, read_cifar100
 from crosel.data.dataset import Dataset, as_candidates, as_inputs, as_labels, make_dataset
-from crosel.data.digits import read_digits
-from crosel.data.npz import read_npz
-from crosel.data.pickles import read_pickle
+from crosel.data.formats.cifar import read_cifar10, read_cifar100, read_pickle
+from crosel.data.formats.digits import read_digits
 from crosel.errors import UserError
 from crosel.methods.base import Stream
 from crosel.training.batches import Normaliser, TrainingTensors, draw_indices
@@ -408,7 +406,7 @@ def test_digits_test_set_holds_none_of_the_training_set():
 
 def test_digits_are_the_same_where_sklearn_keeps_its_file_elsewhere(monkeypatch):
     read = read_digits()
-    monkeypatch.setattr("crosel.data.digits.find_spec", lambda name: None)
+    monkeypatch.setattr("crosel.data.formats.digits.find_spec", lambda name: None)
     loaded = read_digits()
     for ours, theirs in ((read.x, loaded.x), (read.y, loaded.y), (read.x_test, loaded.x_test)):
         assert ours.dtype == theirs.dtype
@@ -423,7 +421,7 @@ def test_npz_is_read(tmp_path):
     np.savez(
         path, x=X, candidates=SETS, y=Y, x_test=X, y_test=Y, classes=np.array(["cat", "dog"]), ids=np.array([7, 8, 9])
     )
-    data = read_npz(path)
+    data = load(str(path))
     assert (data.classes, data.ids) == (("cat", "dog"), ("7", "8", "9"))
     assert np.array_equal(data.x, X.astype(np.float32))
     assert np.array_equal(data.candidates, SETS)
@@ -435,22 +433,22 @@ def test_npz_takes_labels_by_name(tmp_path):
     path = tmp_path / "my.npz"
     names = np.array(["dog", "cat"])
     np.savez(path, x=X, candidates=SETS, y=names[Y], x_test=X, y_test=names[Y], classes=names)
-    data = read_npz(path)
+    data = load(str(path))
     assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (("dog", "cat"), Y, Y)
     np.savez(
         path, x=X, y=np.array([b"10", b"9", b"10"]), x_test=X, y_test=["9", "9", "11"]
     )  # classes follow from these
-    data = read_npz(path)
+    data = load(str(path))
     assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (("9", "10", "11"), [1, 0, 1], [0, 0, 2])
     np.savez(path, x=X, y=Y, classes=np.array([b"cat", b"dog"]))
-    assert read_npz(path).classes == ("cat", "dog")
+    assert load(str(path)).classes == ("cat", "dog")
     np.savez(path, x=X, y=["cat", "nan", "cat "])
-    assert read_npz(path).notes == (
+    assert load(str(path)).notes == (
         "classes 'cat' and 'cat ' are kept apart; if they are the same class, write them alike",
         "taken as classes: 'nan'; if this means that nothing is known, leave such examples out",
     )
     np.savez(path, x=X, y=["cat", "nan", "cat "], classes=["cat", "cat ", "nan"])
-    assert read_npz(path).notes == ()
+    assert load(str(path)).notes == ()
 
 
 NPZ_ERRORS = {
@@ -481,7 +479,7 @@ def test_npz_errors(name, tmp_path):
     path = tmp_path / "my.npz"
     np.savez(path, **arrays)
     with pytest.raises(UserError, match=message) as caught:
-        read_npz(path)
+        load(str(path))
     assert one_line(caught).startswith(f"{path}: ")
     assert "np.savez" not in str(caught.value), "nothing is wrong with the archive itself"
 
@@ -491,7 +489,7 @@ def test_files_that_are_no_npz(content, tmp_path):
     path = tmp_path / "my.npz"
     path.write_bytes(content)
     with pytest.raises(UserError, match="not a readable npz file") as caught:
-        read_npz(path)
+        load(str(path))
     assert one_line(caught).startswith(f"{path}: ")
     assert "allow_pickle" not in str(caught.value)  # numpy's advice for whatever it does not know
 
@@ -501,7 +499,7 @@ def test_a_single_array_is_no_npz(tmp_path):
     with path.open("wb") as stream:
         np.save(stream, X)
     with pytest.raises(UserError, match="this is a single array; give an npz file with x and candidates"):
-        read_npz(path)
+        load(str(path))
 
 
 def test_truncated_npz(tmp_path):
@@ -511,7 +509,7 @@ def test_truncated_npz(tmp_path):
     for length in range(0, len(whole), 37):
         path.write_bytes(whole[:length])
         with pytest.raises(UserError, match="not a readable npz file"):
-            read_npz(path)
+            load(str(path))
 
 
 def damage_compressed(path: Path) -> None:
@@ -527,7 +525,7 @@ def test_damaged_compressed_npz(tmp_path):
     path = tmp_path / "my.npz"
     damage_compressed(path)
     with pytest.raises(UserError, match="not a readable npz file"):
-        read_npz(path)
+        load(str(path))
 
 
 # --- sources ------------------------------------------------------------------------------------------------------

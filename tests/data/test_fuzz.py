@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from crosel.data import Dataset, DataSettings, draw_candidates, load
-from crosel.data.chunks import open_inputs
+from crosel.data.formats import InputSpec
+from crosel.data.sources import open_inputs
 from crosel.data.tree import read_tree
 from crosel.errors import UserError
 from crosel.utils.system import peak_memory
@@ -393,7 +394,7 @@ def test_pipes_are_refused_and_not_waited_for(name, tmp_path):
 def test_pipes_are_not_predicted(name, tmp_path):
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match="not a plain file"):
-        next(open_inputs(tmp_path / name, (1, 4, 4)))
+        next(open_inputs(tmp_path / name, InputSpec((1, 4, 4))))
 
 
 # --- class trees --------------------------------------------------------------------------------------------------

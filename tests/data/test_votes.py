@@ -11,8 +11,8 @@ import pytest
 from _files import picture, put, read, refused, sets_of
 
 from crosel.data import DataSettings, draw_candidates
-from crosel.data.csvfile import find_format
-from crosel.data.inputs import read_inputs
+from crosel.data.columns import guess_kind
+from crosel.data.sources import read_inputs
 from crosel.errors import UserError
 from crosel.utils.limits import MAX_LINE
 
@@ -611,7 +611,7 @@ def test_scores_as_csv(tmp_path, features):
 )
 def test_the_kind_of_a_csv_file(header, row, kind):
     """The table of docs/data.md, line by line."""
-    assert find_format(Path("d.csv"), header.split(","), [row.split(",")]) == kind
+    assert guess_kind(Path("d.csv"), header.split(","), [row.split(",")]) == kind
 
 
 def test_numbers_beside_the_truth(tmp_path, features):

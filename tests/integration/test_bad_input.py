@@ -701,7 +701,7 @@ def test_second_process_is_told_at_once(tmp_path: Path, tiny_run: TinyRun, fork_
     first.wait_for(lambda: "epoch 1/4" in first.err)
     before = tree(run)
     # Reading a large dataset may take minutes: the second is told before that.
-    reading = {"target": "crosel.data.npz:read_npz", "seconds": 60}
+    reading = {"target": "crosel.data.formats.npz:Npz.read", "seconds": 60}
     started = time.monotonic()
     for extra in (("--resume",), ()):
         result = fork_server.run(*tiny_run.command, *extra, "--out", run, trap=reading)

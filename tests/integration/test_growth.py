@@ -12,8 +12,9 @@ import torch
 
 from crosel.config import build_config
 from crosel.data import draw_candidates
-from crosel.data.chunks import open_inputs
 from crosel.data.dataset import make_dataset
+from crosel.data.formats import InputSpec
+from crosel.data.sources import open_inputs
 from crosel.methods.bank import MemoryBank
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
@@ -51,7 +52,7 @@ def test_predictions_grow_linearly_with_the_features(tmp_path: Path, ending: str
         took = []
         for _ in range(7):
             start = time.process_time()  # milliseconds: by the clock, a busy machine's other work would count
-            (chunk,) = open_inputs(path, (k,), names[::-1])
+            (chunk,) = open_inputs(path, InputSpec((k,), names[::-1]))
             took.append(time.process_time() - start)
         assert chunk.x.shape == (1, k)
         fastest.append(min(took))

@@ -159,7 +159,7 @@ def test_second_ctrl_c_is_immediate(tiny_run: TinyRun, tmp_path: Path, fork_serv
 def test_signal_before_training_leaves_nothing(
     number: int, tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer
 ) -> None:
-    slow = {"target": "crosel.data.npz:read_npz", "seconds": 60}
+    slow = {"target": "crosel.data.formats.npz:Npz.read", "seconds": 60}
     run = tmp_path / "run"
     child = fork_server.start(*tiny_run.command, "--out", run, trap=slow)
     child.wait_for(run.exists)

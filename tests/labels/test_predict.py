@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ import torch
 from _support import CroselCli, TinyRun, small_arrays
 
 from crosel.config import build_config
-from crosel.data import DataSettings, chunks, load
-from crosel.data.chunks import open_inputs
+from crosel.data import DataSettings, load
+from crosel.data.formats import Chunk, InputSpec, base
+from crosel.data.sources import open_inputs as read_chunks
 from crosel.errors import UserError
 from crosel.runs.predict import predict_file
 
 CPU = torch.device("cpu")
 IMAGE, FEATURES = (1, 8, 8), (3,)
+
+
+def open_inputs(path: Path, shape: tuple[int, ...], columns: Sequence[str] | None = None) -> Iterator[Chunk]:
+    return read_chunks(path, InputSpec(shape, columns))
 
 
 def predicted(run: Path, source: Path, out: Path, top: int = 2) -> list[dict[str, Any]]:
@@ -60,7 +65,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rows", [1, 3, 10, 1024])
 @pytest.mark.parametrize("source", ["png", "list.csv", "list.jsonl", "float.npz", "fortran.npz", "x.npz"])
 def test_all_forms_of_images_give_the_same(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch, source, rows):
-    monkeypatch.setattr(chunks, "_ROWS", rows)  # also where chunks end in the middle of the data
+    monkeypatch.setattr(base, "_ROWS", rows)  # also where chunks end in the middle of the data
     expected = predicted(tiny_run.path, images / "x.npz", tmp_path / "x.jsonl")
     got = predicted(tiny_run.path, images / source, tmp_path / "p.jsonl")
     assert len(got) == 10
@@ -70,7 +75,7 @@ def test_all_forms_of_images_give_the_same(tiny_run: TinyRun, images: Path, tmp_
 
 
 def test_no_more_is_held_than_a_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "_BYTES", 3 * 64)
+    monkeypatch.setattr(base, "_BYTES", 3 * 64)
     np.savez(tmp_path / "x.npz", x=np.zeros((10, 8, 8), np.uint8))
     assert [len(chunk.x) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [3, 3, 3, 1]
     assert [len(c.ids) for c in open_inputs(tmp_path / "x.npz", IMAGE)] == [3, 3, 3, 1]
@@ -81,12 +86,12 @@ def test_one_scale_for_all_chunks(tmp_path, monkeypatch):
     x = np.zeros((4, 8, 8), np.float64)
     x[1], x[3] = 200.0, 1.0
     np.savez(tmp_path / "x.npz", x=x)
-    monkeypatch.setattr(chunks, "_ROWS", 1)
+    monkeypatch.setattr(base, "_ROWS", 1)
     assert [int(chunk.x.max()) for chunk in open_inputs(tmp_path / "x.npz", IMAGE)] == [0, 200, 0, 1]
 
 
 def test_features_from_csv_jsonl_and_npz(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "_ROWS", 2)
+    monkeypatch.setattr(base, "_ROWS", 2)
     x = np.arange(15, dtype=np.float32).reshape(5, 3) / 8
     rows = [f"r{i},{a},{b},{c},dog\n" for i, (a, b, c) in enumerate(x)]
     (tmp_path / "x.csv").write_text("id,u,v,w,label\n" + "".join(rows))
@@ -373,7 +378,7 @@ UGLY = {
 @pytest.mark.parametrize(("ending", "content"), UGLY.values(), ids=UGLY)
 def test_a_file_is_the_same_to_train_on_and_to_predict(tmp_path, monkeypatch, ending, content):
     """Ids, numbers and images; or the same line about what is wrong."""
-    monkeypatch.setattr(chunks, "_ROWS", 1)
+    monkeypatch.setattr(base, "_ROWS", 1)
     image = pytest.importorskip("PIL.Image")
     for name, grey in (("a.png", 50), ("b.png", 200)):
         image.new("L", (32, 32), grey).save(tmp_path / name)
@@ -549,7 +554,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
 
 @pytest.mark.parametrize(("name", "content", "shape", "said"), BAD)
 def test_bad_inputs_are_one_clear_line(tmp_path, monkeypatch, name, content, shape, said):
-    monkeypatch.setattr(chunks, "_ROWS", 1)
+    monkeypatch.setattr(base, "_ROWS", 1)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said) as caught:
         list(open_inputs(tmp_path / name, shape))
@@ -560,7 +565,7 @@ def test_bad_inputs_are_one_clear_line(tmp_path, monkeypatch, name, content, sha
 def test_features_and_images_in_mat_files(tmp_path, monkeypatch):
     """PALM's files hold their sets as well; new data need not. SVHN's hold labels."""
     io, sparse = pytest.importorskip("scipy.io"), pytest.importorskip("scipy.sparse")
-    monkeypatch.setattr(chunks, "_ROWS", 3)
+    monkeypatch.setattr(base, "_ROWS", 3)
     x = np.arange(24.0).reshape(8, 3)
     io.savemat(tmp_path / "new.mat", {"data": x})
     io.savemat(tmp_path / "sparse.mat", {"data": sparse.csr_matrix(x)})
@@ -612,7 +617,7 @@ def test_images_of_another_size_are_brought_to_that_of_the_run(tmp_path):
 
 
 def test_a_bad_image_half_way_leaves_no_output(tiny_run: TinyRun, images: Path, tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "_ROWS", 2)
+    monkeypatch.setattr(base, "_ROWS", 2)
     (tmp_path / "bad.png").write_bytes(b"no image")
     (tmp_path / "list.csv").write_text(f"path\n{images / 'png/a/0.png'}\n{images / 'png/a/1.png'}\nbad.png\n")
     with pytest.raises(UserError, match=r"list.csv, line 4, column 'path'.*bad.png"):

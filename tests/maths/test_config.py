@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import paper
 from crosel.config import RunConfig, TrainSettings, build_config, check_config
-from crosel.data.digits import read_digits
+from crosel.data.formats.digits import read_digits
 from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings

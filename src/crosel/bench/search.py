@@ -24,8 +24,8 @@ from crosel.bench.space import ORACLE, Range, Search
 from crosel.bench.suite import Cell, Choice, Part, Suite, check_code, check_data, expand
 from crosel.config import RunConfig
 from crosel.data import Dataset, draw_candidates, load
-from crosel.data.convert import write_npz
 from crosel.data.dataset import only_rows, random_split
+from crosel.data.formats.npz import write_npz
 from crosel.errors import UserError
 from crosel.runs.folder import load_data, load_run
 from crosel.training import metrics

@@ -181,11 +181,11 @@ def _label_set(cell: Any, separator: str) -> tuple[str, ...]:
     return label_names(cell, separator)
 
 
-def _only(table: Table, rows: Array, meaning: str) -> Table:
+def _only(table: Table, rows: Array, role: str) -> Table:
     """A view of some rows of one column: rows for testing may leave their candidates blank."""
-    cells = table.columns[meaning]
+    cells = table.columns[role]
     lines = [table.lines[row] for row in rows]
-    return Table(table.path, lines, {meaning: [cells[row] for row in rows]}, table.titles)
+    return Table(table.path, lines, {role: [cells[row] for row in rows]}, table.titles)
 
 
 def _matrices(

@@ -14,7 +14,7 @@ OnImages = Callable[[int, int], None]  # called with how many images are decoded
 
 MAX_SIDE = 2048  # of images that are decoded from files; arrays may have larger ones
 
-Format = Literal["auto", "table", "votes", "wide-votes", "scores"]
+TableKind = Literal["auto", "table", "votes", "wide-votes", "scores"]
 
 
 class DataSettings(Settings):
@@ -31,7 +31,7 @@ class DataSettings(Settings):
     classes: tuple[str, ...] | None = Field(
         None, description="names of the classes, in order; default: those found in the data"
     )
-    format: Format = Field("auto", description="what a csv file contains, if its header does not show it")
+    format: TableKind = Field("auto", description="what a csv file contains, if its header does not show it")
     annotators: tuple[str, ...] | None = Field(
         None,
         description="columns of a csv file with votes, one for each annotator; default: recognised by name or content",

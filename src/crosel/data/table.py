@@ -1,10 +1,9 @@
-"""Rows of a csv or jsonl file in memory: the columns with a meaning, and numbers."""
+"""Rows of a csv or jsonl file in memory: the columns with a role, and numbers."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,23 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array
-from crosel.data.images import ends_as_image, read_usable_images
+from crosel.data.images import read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
 from crosel.utils.limits import shown, spoils_lines
 
-# Columns with a meaning, under the names that tools give them.
-MEANINGS = {
-    "path": "path", "image": "path", "filename": "path", "id": "id", "task": "id", "item": "id",
-    "candidates": "candidates", "label": "label", "weight": "weight", "split": "split",
-    "worker": "worker", "annotator": "worker", "truth": "truth",
-}  # fmt: skip
-ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
-NAME_THEM = "--set data.annotators=[NAME,NAME]"
-OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
-ALL_ROWS = "a task must have the same in all its rows"
-_SETS = {"candidates", "weight"}  # meanings with which a row is an example with its set
 T = TypeVar("T")
 
 
@@ -38,8 +26,8 @@ T = TypeVar("T")
 class Table:
     path: Path
     lines: Sequence[int]  # the line each row begins on
-    columns: dict[str, list[Any]]  # meaning -> cells
-    titles: dict[str, str]  # meaning -> the name in the file
+    columns: dict[str, list[Any]]  # role -> cells
+    titles: dict[str, str]  # role -> the name in the file
     features: NDArray[np.float32] | None = None
     names: list[str] = field(default_factory=list)  # of the features
     texts: dict[str, list[str]] = field(default_factory=dict)  # other columns, where text is wanted
@@ -58,26 +46,26 @@ class Table:
     @property
     def key(self) -> str | None:
         """The column that rows are known by: their ids, else their paths."""
-        return next((meaning for meaning in ("id", "path") if meaning in self.columns), None)
+        return next((role for role in ("id", "path") if role in self.columns), None)
 
-    def place(self, row: int, meaning: str | None = None) -> str:
-        column = f", column {shown(self.titles.get(meaning, meaning))}" if meaning else ""
+    def place(self, row: int, role: str | None = None) -> str:
+        column = f", column {shown(self.titles.get(role, role))}" if role else ""
         return f"{self.path}, line {self.lines[row]}{column}"
 
     def take(self, rows: Sequence[int]) -> Table:
         """Some of the rows."""
         return replace(
             self, lines=[self.lines[row] for row in rows],
-            columns={meaning: [cells[row] for row in rows] for meaning, cells in self.columns.items()},
+            columns={role: [cells[row] for row in rows] for role, cells in self.columns.items()},
             features=None if self.features is None else self.features[np.asarray(rows, dtype=np.int64)],
             texts={name: [cells[row] for row in rows] for name, cells in self.texts.items()},
         )  # fmt: skip
 
-    def parsed(self, meaning: str, parse: Callable[[Any], T]) -> list[T]:
+    def parsed(self, role: str, parse: Callable[[Any], T]) -> list[T]:
         """All cells of a column through a parser, equal cells once; its ValueError gets the place."""
         known: dict[Hashable, T] = {}
         out: list[T] = []
-        for row, cell in enumerate(self.columns[meaning]):
+        for row, cell in enumerate(self.columns[role]):
             try:
                 if isinstance(cell, str):
                     if cell not in known:
@@ -86,50 +74,8 @@ class Table:
                 else:
                     out.append(parse(cell))
             except ValueError as error:
-                raise UserError(f"{self.place(row, meaning)}: {error}") from None
+                raise UserError(f"{self.place(row, role)}: {error}") from None
         return out
-
-
-def refuse_our_labels(names: Iterable[str], path: Path) -> None:
-    """Labels that we wrote look like data, but what they are labels of is not in them."""
-    if set(names) - {"outside_label"} == OUR_LABELS:
-        raise UserError(
-            f"{path}, line 1: these are labels that crosel wrote, without the examples themselves; give the source "
-            "that the run was trained on. To train on the labels: crosel train SOURCE --corrections LABELS.csv"
-        )
-
-
-def meanings(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]:
-    """Which column holds what; two columns of one meaning are an error."""
-    found: dict[str, int] = {}
-    for column, name in enumerate(header):
-        meaning = MEANINGS.get(name.lower())
-        if meaning is None:
-            continue
-        if meaning in found:
-            both = f"{shown(header[found[meaning]])} and {shown(name)}"
-            raise UserError(f"{path}, line {line}, column {column + 1}: {both} mean the same; rename one")
-        found[meaning] = column
-    return found
-
-
-def other_columns(header: Sequence[str], known: Mapping[str, int]) -> list[int]:
-    """Columns that have a name, but no meaning."""
-    return [column for column, name in enumerate(header) if name and column not in known.values()]
-
-
-def are_votes(known: Collection[str]) -> bool:
-    """Whether rows with columns of these meanings are votes, one a row; several are about one example."""
-    return {"worker", "label"} <= set(known) and not {"id", "path"}.isdisjoint(known) and _SETS.isdisjoint(known)
-
-
-def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:
-    """Columns that are taken for features or votes, although the first row has the name of an image there."""
-    for name, cell in row.items():
-        if isinstance(cell, str) and ends_as_image(cell.strip()):
-            raise UserError(
-                f"{place}, column {shown(name)}: {shown(cell)} seems to be an image; name the column 'path', or drop it"
-            )
 
 
 def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Sequence[str]) -> NDArray[np.float32]:
@@ -145,14 +91,14 @@ def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Se
     return out
 
 
-def check_ids(table: Table, meaning: str = "id") -> list[str]:
+def check_ids(table: Table, role: str = "id") -> list[str]:
     """The ids as text; one that stands there twice is an error that names both lines."""
-    ids = table.parsed(meaning, partial(label_name, what="name"))
+    ids = table.parsed(role, partial(label_name, what="name"))
     seen: dict[str, int] = {}
     for row, name in enumerate(ids):
         if name in seen:
             raise UserError(
-                f"{table.place(row, meaning)}: id {shown(name)} was already given in line {table.lines[seen[name]]}; "
+                f"{table.place(row, role)}: id {shown(name)} was already given in line {table.lines[seen[name]]}; "
                 "give each row its own"
             )
         seen[name] = row
@@ -246,11 +192,11 @@ def check_test_labels(table: Table, rows: Array, labels: Sequence[str | None]) -
             )
 
 
-def index_of(name: str, vocabulary: Vocabulary, place: Callable[[int, str], str], row: int, meaning: str) -> int:
+def index_of(name: str, vocabulary: Vocabulary, place: Callable[[int, str], str], row: int, role: str) -> int:
     try:
         return vocabulary[name]
     except ValueError as error:
-        raise UserError(f"{place(row, meaning)}: {error}") from None
+        raise UserError(f"{place(row, role)}: {error}") from None
 
 
 def with_truth(table: Table) -> Table:
@@ -261,9 +207,9 @@ def with_truth(table: Table) -> Table:
     return replace(table, columns=columns, titles={**table.titles, "label": table.titles["truth"]})
 
 
-def first_rows(table: Table, meaning: str) -> tuple[list[str], list[int]]:
+def first_rows(table: Table, role: str) -> tuple[list[str], list[int]]:
     """The cells of a column as text, and for each row the first that has the same."""
-    names = [str(cell).strip() for cell in table.columns[meaning]]
+    names = [str(cell).strip() for cell in table.columns[role]]
     first: dict[str, int] = {}
     return names, [first.setdefault(name, row) for row, name in enumerate(names)]
 

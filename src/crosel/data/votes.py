@@ -1,4 +1,4 @@
-"""Votes of several annotators: long (one vote a row) or wide (one column an annotator); blank: no vote.
+"""Votes of several annotators, long (one vote a row) or wide (one column an annotator), and a model's scores.
 
 The inputs stand beside the votes (columns of numbers, or a `path`), or the task is itself an image path, or a file of
 inputs is joined by id (`data.inputs`). True labels, where known, are a column `truth` or come with the inputs.
@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from crosel.data.columns import ALL_ROWS, ANNOTATOR, NAME_THEM
 from crosel.data.dataset import Array, Dataset, make_dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, join_inputs, without_bad
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import (
-    ALL_ROWS,
-    ANNOTATOR,
-    NAME_THEM,
     Table,
     image_root,
     index_of,
@@ -118,7 +116,7 @@ def _told(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
     return [f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]"]
 
 
-def _same(table: Table, names: Sequence[str], meaning: str, cells: Sequence[Any]) -> dict[str, Any]:
+def _same(table: Table, names: Sequence[str], role: str, cells: Sequence[Any]) -> dict[str, Any]:
     """By name of the example, what its rows say in a column. Some may say nothing, but no two something different."""
     rows: dict[str, int] = {}
     for row, (name, cell) in enumerate(zip(names, cells, strict=True)):
@@ -127,31 +125,31 @@ def _same(table: Table, names: Sequence[str], meaning: str, cells: Sequence[Any]
         before = rows.setdefault(name, row)
         if cells[before] != cell:
             raise UserError(
-                f"{table.place(row, meaning)}: {shown(cell)} for {shown(name)}, but line {table.lines[before]} has "
+                f"{table.place(row, role)}: {shown(cell)} for {shown(name)}, but line {table.lines[before]} has "
                 f"{shown(cells[before])}; {ALL_ROWS}"
             )
     return {name: cells[row] for name, row in rows.items()}
 
 
 def truth_of(
-    table: Table, names: Sequence[str], meaning: str, no_vote: frozenset[str], notes: list[str]
+    table: Table, names: Sequence[str], role: str, no_vote: frozenset[str], notes: list[str]
 ) -> list[str] | None:
     """True labels of the examples that rows name, if all are there. What says that there is no vote says here that
     nothing is known."""
-    if meaning not in table.columns:
+    if role not in table.columns:
         return None
-    labels = table.parsed(meaning, lambda cell: None if _plain(cell) in no_vote else optional_label(cell))
-    known = _same(table, names, meaning, labels)
+    labels = table.parsed(role, lambda cell: None if _plain(cell) in no_vote else optional_label(cell))
+    known = _same(table, names, role, labels)
     missing = [row for row, name in enumerate(names) if name not in known]
     if missing and known:
-        notes.append(f"{table.place(missing[0], meaning)}: no true label, so this column is not used")
+        notes.append(f"{table.place(missing[0], role)}: no true label, so this column is not used")
     return None if missing else [known[name] for name in dict.fromkeys(names)]
 
 
 def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     key = table.key or "id"
-    for name, meaning in {"task": key, "worker": "worker", "label": "label"}.items():
-        if meaning not in table.columns:
+    for name, role in {"task": key, "worker": "worker", "label": "label"}.items():
+        if role not in table.columns:
             missing = f"{name!r} is missing{did_you_mean(name, table.unused)}"
             raise UserError(f"{table.path}, line 1: votes need the columns task, worker and label; {missing}")
     tasks = table.parsed(key, partial(label_name, what="name"))
@@ -276,3 +274,39 @@ def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
 
 def _some(names: Sequence[str]) -> str:
     return some_of([shown(name) for name in names], 20)
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+def score_table(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
+    """One column a class, an id or path beside."""
+    notes: list[str] = []
+    if settings.skip_bad:
+        table = without_repeated(table, notes)
+    if table.features is None:
+        raise UserError(f"{table.path}, line 1: there is no column of scores; add one for each class")
+    scores, classes = table.features, tuple(table.names)
+    if settings.classes is not None:  # their order, not the file's
+        missing = [name for name in settings.classes if name not in classes]
+        if missing:
+            near = did_you_mean(missing[0], classes)
+            raise UserError(f"{table.path}, line 1: no column of scores for class {missing[0]!r}{near}")
+        scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
+    names = own_ids(table)
+    inputs = join_inputs(
+        names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path")
+    )
+    own = truth_of(table, names, "truth" if "truth" in table.columns else "label", no_votes(classes), notes)
+    labels = own if own is not None else inputs.labels
+    vocabulary = Vocabulary((), classes)
+    try:
+        y = None if labels is None else [vocabulary[name] for name in labels]
+        y_test = None if inputs.labels_test is None else [vocabulary[name] for name in inputs.labels_test]
+    except ValueError as error:
+        raise UserError(f"{table.path}: label {error}") from None
+    data = make_dataset(
+        inputs.x, y=y, x_test=inputs.x_test, y_test=y_test, scores=scores, classes=classes, ids=names,
+        place=str(table.path), columns=inputs.columns, notes=tuple(notes),
+    )  # fmt: skip
+    return without_bad(data, inputs)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +12,16 @@ import torch
 
 from crosel.config import build_config
 from crosel.data import load
-from crosel.data.chunks import columns_of_training
-from crosel.data.dataset import LABELS_UNUSED, Array, Dataset
+from crosel.data.dataset import LABELS_UNUSED, Array
+from crosel.data.formats import InputSpec
 from crosel.data.settings import MAX_SIDE
-from crosel.data.sources import locate
-from crosel.data.table import meanings, other_columns
-from crosel.data.text import CsvFile
+from crosel.data.sources import settings_to_evaluate
 from crosel.errors import UserError, some_of
 from crosel.runs.folder import load_run
 from crosel.runs.predict import warn_of_dark
 from crosel.training import metrics
 from crosel.training.session import Session
 from crosel.training.trainer import accuracies, predicted_probabilities, selection_accuracy
-
-logger = logging.getLogger(__name__)
 
 
 def evaluate_run(
@@ -67,13 +60,13 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
     if session.data.is_image:  # files of images are brought to the run's size and mode, whatever it was trained from
         channels, height, _ = session.data.shape
         same |= {"image_size": min(height, MAX_SIDE), "image_mode": "L" if channels == 1 else "RGB"}
-    path = Path(locate(source, data_dir))
-    if path.suffix.lower() in (".csv", ".tsv") and os.path.isfile(path):
-        with contextlib.suppress(OSError):  # told of when it is read
-            same |= _without_votes(path, session)
-    base = session.config.model_copy(update={"data": session.config.data.model_copy(update=same)})
+    spec = InputSpec(session.data.shape, session.data.columns)
+    own = settings_to_evaluate(source, data_dir, session.config.data.model_copy(update=same), spec)
+    base = session.config.model_copy(update={"data": own})
     other = load(source, data_dir, build_config(base=base.model_dump(), settings=settings).data)
-    other = _with_columns_of(session, other, source)
+    if other.columns is not None:  # features in the order of training, where both have names for them
+        order = spec.order(other.columns, source)
+        other = replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])
     if other.shape != session.data.shape:
         raise UserError(
             f"{source} has examples of shape {other.shape}, but the run was trained on {session.data.shape}; "
@@ -96,32 +89,6 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
         )
     warn_of_dark(session, int(x.max()), source)
     return x, np.array([ours[name] for name in other.classes])[y]
-
-
-def _without_votes(path: Path, session: Session) -> dict[str, Any]:
-    """What to read otherwise than the run's own file, where this one has no votes or scores: here, inputs and true
-    labels are enough."""
-    header, settings = CsvFile(path).header, session.config.data
-    annotators, columns = settings.annotators or (), session.data.columns
-    if not set(annotators).isdisjoint(header):
-        return {}
-    known = meanings(header, path)
-    others = [header[column] for column in other_columns(header, known)]
-    has_features = (columns and set(columns) <= set(others)) or session.data.shape == (len(others),)
-    has_images = "path" in known and not known.keys().isdisjoint({"label", "truth"})
-    has_inputs_alone = "worker" not in known and (has_images or not others or has_features)
-    # The guess at a format would take numbers beside an id for scores, and words beside a path and `truth` for votes.
-    guess_may_fail = set(columns or ()) == set(others) or (has_images and "label" not in known)
-    as_table = has_inputs_alone and (settings.format != "auto" or guess_may_fail)
-    return {"annotators": None, "format": "table" if as_table else settings.format}
-
-
-def _with_columns_of(session: Session, other: Dataset, source: str) -> Dataset:
-    """Features in the order of training, where both have names for them."""
-    if other.columns is None:
-        return other
-    order = columns_of_training(session.data.columns, other.columns, source, logger.warning)
-    return replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])
 
 
 def training_metrics(session: Session) -> dict[str, float | int]:

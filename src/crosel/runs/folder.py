@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from crosel.config import RunConfig, check_config
 from crosel.data import Dataset, full_rule, load, with_classes_of
+from crosel.data.formats import published_formats
 from crosel.data.settings import OnImages
-from crosel.data.sources import NAMED, locate
+from crosel.data.sources import locate
 from crosel.errors import UserError, tell
 from crosel.training import checkpoint
 from crosel.training.build import build_session
@@ -330,7 +331,7 @@ def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImage
 def with_full_paths(config: RunConfig) -> RunConfig:
     """Name files so that the run can be repeated, resumed and used from any working folder."""
     update: dict[str, Any] = {"data": config.data.with_full_paths(), "candidates": full_rule(config.candidates)}
-    if config.source not in NAMED:
+    if config.source not in published_formats():
         update["source"] = os.path.abspath(locate(config.source, config.data_folder))
     if config.data_dir:
         update["data_dir"] = os.path.abspath(config.data_dir)
@@ -341,7 +342,7 @@ def refuse_changes(old: RunConfig, new: RunConfig, what: str, remedy: str) -> No
     """Name the first setting that decides what is learnt and differs."""
     was, now = (dotted(config.model_dump(mode="json")) for config in (old, new))
     free = set(FREE_TO_CHANGE)
-    if not {was.get("source"), now.get("source")} & set(NAMED):
+    if not {was.get("source"), now.get("source")} & published_formats().keys():
         free.add("source")  # a file may have moved; its content is compared with the run's own record of it
     changed = first_difference(was, now, free)
     if changed is not None:

@@ -1,4 +1,4 @@
-"""Predicting with a finished run: what `crosel.data.chunks` reads in, csv or jsonl out, chunk by chunk."""
+"""Predicting with a finished run: what a format reads in, csv or jsonl out, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import IO
 
 import torch
 
-from crosel.data.chunks import Chunk, open_inputs
+from crosel.data.formats import Chunk, InputSpec
+from crosel.data.sources import open_inputs
 from crosel.errors import UserError
 from crosel.runs.folder import load_run
 from crosel.training.session import Session
@@ -48,7 +49,7 @@ def predict_file(
             more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
             stream.write(csv_line(["id", "label", "confidence", *more]))
         data, root = session.data, session.config.data.image_root
-        for chunk in open_inputs(source, data.shape, data.columns, logger.warning, Path(root) if root else None):
+        for chunk in open_inputs(source, InputSpec(data.shape, data.columns, Path(root) if root else None)):
             for name, pairs in _predictions(session, chunk, top):
                 stream.write(line(name, pairs))
             count += len(chunk.x)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from crosel.data.dataset import Dataset
+from crosel.data.formats.base import Format
 from crosel.data.images import ends_as_image
 from crosel.data.inputs import join_inputs
 from crosel.data.settings import DataSettings, OnImages
@@ -21,6 +22,34 @@ from crosel.errors import UserError
 from crosel.utils.limits import shown
 
 EXPORT = "export the project as JSON, not JSON-MIN"
+
+
+class LabelStudio(Format):
+    title, suffixes = "Label Studio's json", (".json",)
+
+    def read(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
+        tasks = read_json(path)
+        if not isinstance(tasks, list) or not tasks:
+            raise UserError(
+                f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks; {EXPORT}, "
+                "or put votes from elsewhere in a csv: task,worker,label"
+            )
+        found = _read_tasks(tasks, path, settings)
+        if len(found.fields) > 1 and settings.choices is None:
+            first, *others = sorted(found.fields)
+            raise UserError(
+                f"{path}: there are choices with the names {', '.join(map(shown, (first, *others[:4])))}; "
+                f"choose the one with the labels: --set data.choices={first or others[0]}"
+            )
+        if not found.names:
+            under = f" with the name {shown(settings.choices)}" if settings.choices is not None else ""
+            raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}; label some of them first")
+        root = image_root(settings, path)
+        images = [_image_text(image or "", root) for image in found.images]
+        inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)
+        votes = [(row, label, row, "choices") for row, ticked in enumerate(found.ticked) for label in ticked]
+        notes = [f"{what}, left out: {count}" for what, count in found.left_out.items()]
+        return votes_dataset(inputs, votes, lambda row, _: found.places[row], path, settings, None, notes)
 
 
 def _image_text(value: str, root: Path) -> str:
@@ -132,28 +161,3 @@ def _ticked(annotations: list[Any], place: str, wanted: str | None, found: _Task
             found.left_out["annotations without a choice"] += 1
         out += labels
     return out
-
-
-def read_label_studio(path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
-    tasks = read_json(path)
-    if not isinstance(tasks, list) or not tasks:
-        raise UserError(
-            f"{path}, line 1, column 1: expected Label Studio's JSON export, a list of tasks; {EXPORT}, "
-            "or put votes from elsewhere in a csv: task,worker,label"
-        )
-    found = _read_tasks(tasks, path, settings)
-    if len(found.fields) > 1 and settings.choices is None:
-        first, *others = sorted(found.fields)
-        raise UserError(
-            f"{path}: there are choices with the names {', '.join(map(shown, (first, *others[:4])))}; "
-            f"choose the one with the labels: --set data.choices={first or others[0]}"
-        )
-    if not found.names:
-        under = f" with the name {shown(settings.choices)}" if settings.choices is not None else ""
-        raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}; label some of them first")
-    root = image_root(settings, path)
-    images = [_image_text(image or "", root) for image in found.images]
-    inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)
-    votes = [(row, label, row, "choices") for row, ticked in enumerate(found.ticked) for label in ticked]
-    notes = [f"{what}, left out: {count}" for what, count in found.left_out.items()]
-    return votes_dataset(inputs, votes, lambda row, _: found.places[row], path, settings, None, notes)

@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, as_inputs, make_dataset
+from crosel.data.formats.base import Chunk, Format, InputSpec
+from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
 from crosel.utils.limits import check_bytes, one_line
 
 
-def _variables(path: Path) -> dict[str, tuple[int, ...]]:
+class Mat(Format):
+    title, suffixes, published = "mat", (".mat",), {"svhn": ("train_32x32.mat", "test_32x32.mat")}
+
+    def read(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
+        shapes = _shapes_in(path)
+        if {"data", "partial_target"} <= shapes.keys():
+            return _read_palm(path, shapes)
+        if {"X", "y"} <= shapes.keys():  # with its test file beside it, both
+            test = path.with_name(path.name.replace("train", "test"))
+            return _read_svhn(path, test if test != path and test.is_file() else None)
+        raise _neither(path, shapes, "'data' and 'partial_target'")
+
+    def read_published(self, name: str, paths: Sequence[Path]) -> Dataset:
+        return _read_svhn(*paths)
+
+    def read_chunks(self, path: Path, spec: InputSpec) -> Iterator[Chunk]:
+        x = _read_x(path)
+        spec.check_shape(x.shape[1:] if x.ndim == 2 else (x.shape[3], *x.shape[1:3]), path)
+        for start in range(0, len(x), spec.rows):
+            part = x[start : start + spec.rows]
+            yield Chunk([str(start + row) for row in range(len(part))], as_inputs(part, str(path), first_row=start))
+
+
+def _read_x(path: Path) -> Array:
+    """Examples alone, with sets or without: PALM's features [n, d] or SVHN's images [n, h, w, c]."""
+    shapes = _shapes_in(path)
+    if "data" in shapes:
+        return _palm_features(path, _load_variables(path, ["data"], shapes))
+    if {"X", "y"} <= shapes.keys():
+        return _svhn_part(path)[0]
+    raise _neither(path, shapes, "'data'")
+
+
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes, without the content."""
     from scipy.io import whosmat  # half a second, which who predicts from other files need not wait
 
@@ -30,7 +66,7 @@ def _variables(path: Path) -> dict[str, tuple[int, ...]]:
         raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)}); save it again with -v7") from None
 
 
-def _read(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def _load_variables(path: Path, names: list[str], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     from scipy.io import loadmat
 
     for name in names:
@@ -73,32 +109,12 @@ def _one_hot(value: Any, n: int, path: Path, name: str) -> Array:
     return dense.astype(bool)
 
 
-def read_mat(path: Path) -> Dataset:
-    """A .mat file of either kind."""
-    shapes = _variables(path)
-    if {"data", "partial_target"} <= shapes.keys():
-        return _read_palm(path, shapes)
-    if {"X", "y"} <= shapes.keys():
-        return _read_svhn_file(path)
-    raise _neither(path, shapes, "'data' and 'partial_target'")
-
-
-def read_mat_inputs(path: Path) -> Array:
-    """Examples alone, with sets or without: PALM's features [n, d] or SVHN's images [n, h, w, c]."""
-    shapes = _variables(path)
-    if "data" in shapes:
-        return _features(path, _read(path, ["data"], shapes))
-    if {"X", "y"} <= shapes.keys():
-        return _svhn_part(path)[0]
-    raise _neither(path, shapes, "'data'")
-
-
 def _neither(path: Path, shapes: dict[str, tuple[int, ...]], wanted: str) -> UserError:
     found = ", ".join(sorted(shapes)[:8]) or "nothing"
     return UserError(f"{path}: expected PALM's {wanted} or SVHN's 'X' and 'y'; found {found}")
 
 
-def _features(path: Path, found: dict[str, Any]) -> Array:
+def _palm_features(path: Path, found: dict[str, Any]) -> Array:
     x = _dense(found["data"])
     if x.ndim != 2:
         raise UserError(f"{path}: 'data' has the shape {x.shape}; expected n x d")
@@ -107,8 +123,8 @@ def _features(path: Path, found: dict[str, Any]) -> Array:
 
 def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
     names = ["data", "partial_target", *(["target"] if "target" in shapes else [])]
-    found = _read(path, names, shapes)
-    x = _features(path, found)
+    found = _load_variables(path, names, shapes)
+    x = _palm_features(path, found)
     sets = _one_hot(found["partial_target"], len(x), path, "partial_target")
     y = None
     notes: tuple[str, ...] = ()
@@ -127,23 +143,17 @@ def _read_palm(path: Path, shapes: dict[str, tuple[int, ...]]) -> Dataset:
 
 
 def _svhn_part(path: Path) -> tuple[Array, Array]:
-    shapes = _variables(path)
+    shapes = _shapes_in(path)
     if not {"X", "y"} <= shapes.keys() or shapes["X"][:3] != (32, 32, 3) or len(shapes["X"]) != 4:
         raise UserError(f"{path}: not SVHN's file: expected 'X' of 32 x 32 x 3 x n and 'y'")
-    found = _read(path, ["X", "y"], shapes)
+    found = _load_variables(path, ["X", "y"], shapes)
     x, y = found["X"], found["y"].reshape(-1)
     if x.dtype != np.uint8 or len(y) != x.shape[3] or not len(y) or y.min() < 1 or y.max() > 10:
         raise UserError(f"{path}: not SVHN's file: expected bytes in 'X' and a label from 1 to 10 for each in 'y'")
     return x.transpose(3, 0, 1, 2), y.astype(np.int64) % 10  # label 10 is the digit 0
 
 
-def _read_svhn_file(path: Path) -> Dataset:
-    """One file; with its test file beside, both."""
-    test = path.with_name(path.name.replace("train", "test"))
-    return read_svhn(path, test if test != path and test.is_file() else None)
-
-
-def read_svhn(train: Path, test: Path | None) -> Dataset:
+def _read_svhn(train: Path, test: Path | None) -> Dataset:
     x, y = _svhn_part(train)
     x_test, y_test = (None, None) if test is None else _svhn_part(test)
     # A mirrored digit is another sign; the normalisation is the one of published work.

@@ -1,0 +1,153 @@
+"""What a format is: which sources are its own, and how they are read: whole to train on, in chunks to predict."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from crosel.data.dataset import Array, Dataset, as_inputs
+from crosel.data.images import read_images
+from crosel.data.inputs import Inputs
+from crosel.data.settings import DataSettings, OnImages
+from crosel.errors import UserError, counted, did_you_mean
+from crosel.utils.limits import shown
+
+logger = logging.getLogger(__name__)
+_ROWS = 1024  # examples held at once
+_BYTES = 1 << 26  # and how much they may take, where examples are large
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some examples in the form that networks take: uint8 [m, c, h, w] or float32 [m, d]."""
+
+    ids: Sequence[str]
+    x: Array
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What one example looks like to a run that was trained before."""
+
+    shape: tuple[int, ...]
+    columns: Sequence[str] | None = None  # names of the features, where they are known
+    image_root: Path | None = None  # where the run's own image paths start from, unless beside their list
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    @property
+    def rows(self) -> int:
+        """Examples in a chunk."""
+        return max(1, min(_ROWS, _BYTES // (math.prod(self.shape) * (1 if self.is_image else 4))))
+
+    def image_settings(self, path: Path) -> DataSettings:
+        """Settings that decode images to the run's own size and mode."""
+        if not self.is_image:
+            raise UserError(
+                f"{path}: the run was trained on {self.shape[0]} features per example, not on images; "
+                "give csv, jsonl or npz"
+            )
+        channels, height, width = self.shape
+        if height != width or channels not in (1, 3):
+            raise UserError(
+                f"{path}: the run was trained on images of shape {self.shape}; only square images with 1 or 3 channels "
+                "can be read from image files. Give an npz file with x"
+            )
+        return DataSettings(image_size=height, image_mode="RGB" if channels == 3 else "L", cache=False)
+
+    def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
+        if shape != self.shape:
+            raise UserError(
+                f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give such examples"
+            )
+
+    def check_width(self, width: int, place: str) -> None:
+        if self.is_image:
+            raise UserError(
+                f"{place}: there is no column 'path', and the run was trained on images; name them in such a column"
+            )
+        if width == 0:
+            raise UserError(f"{place}: there are no columns of features; give a file with those of training")
+        if width != self.shape[0]:
+            raise UserError(
+                f"{place}: {counted(width, 'feature')}, but the run was trained on {self.shape[0]}; give the same ones"
+            )
+
+    def order(self, there: Sequence[str], place: str) -> list[int]:
+        """Where the features that the run was trained on are, by name; where all have other names, they are taken in
+        their order, and a warning says so."""
+        if self.columns is None:
+            return list(range(len(there)))
+        wanted, found = self.columns, there
+        if not set(wanted) & set(found):  # all of them in capitals, say: still the same names
+            wanted, found = _without_case(wanted), _without_case(found)
+        if not set(wanted) & set(found):
+            if len(wanted) == len(there):  # else one side is a list without names, or what follows refuses it
+                logger.warning(
+                    f"{place}: no column has a name that the run was trained on; columns are used in order, "
+                    f"{shown(there[0])} for {shown(self.columns[0])} and so on"
+                )
+            return list(range(len(there)))
+        at = {key: column for column, key in enumerate(found)}
+        missing = [name for name, key in zip(self.columns, wanted, strict=True) if key not in at]
+        if missing:
+            near = did_you_mean(missing[0], [name for name, key in zip(there, found, strict=True) if key not in wanted])
+            what = f"there is no column {shown(missing[0])}, which the run was trained on{near}; add it"
+            raise UserError(f"{place}: {what}")
+        return [at[key] for key in wanted]
+
+
+def _without_case(names: Sequence[str]) -> Sequence[str]:
+    """The names in lower case, unless two would be the same."""
+    lower = [name.casefold() for name in names]
+    return lower if len(set(lower)) == len(lower) else names
+
+
+class Format:
+    """One kind of source. A format defines those of the four `read…` methods that make sense for it."""
+
+    title: str = ""  # as errors list it
+    suffixes: tuple[str, ...] = ()
+    published: Mapping[str, tuple[str, ...]] = {}  # published datasets by name: their files below --data
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a path that exists is of this format; its name, or a look into a folder, must be enough to tell."""
+        return path.suffix.lower() in self.suffixes and not path.is_dir()
+
+    def read(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
+        """Everything, to train on or to measure accuracy with. Readers end with `make_dataset`, which checks it."""
+        raise NotImplementedError
+
+    def read_published(self, name: str, paths: Sequence[Path]) -> Dataset:
+        """One of the `published` datasets; its files are there."""
+        raise NotImplementedError
+
+    def read_inputs(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Inputs:
+        """Examples with their ids, for votes and scores that are about them (`data.inputs`)."""
+        raise NotImplementedError
+
+    def read_chunks(self, path: Path, spec: InputSpec) -> Iterator[Chunk]:
+        """Examples to predict, chunk by chunk: a long file costs no memory. They must look as `spec` says."""
+        raise NotImplementedError
+
+    def settings_to_evaluate(self, path: Path, settings: DataSettings, spec: InputSpec) -> DataSettings:
+        """The run's settings, changed where its own data may have been annotated in a way that these need not be."""
+        return settings
+
+    def can(self, task: str) -> bool:
+        """Whether the format defines this method."""
+        return getattr(type(self), task) is not getattr(Format, task)
+
+
+def image_chunks(files: Iterator[tuple[str, Path, str]], spec: InputSpec, beside: Path) -> Iterator[Chunk]:
+    """Images in files: (id, file, what to call its place in an error) of each."""
+    settings = spec.image_settings(beside)
+    while batch := list(islice(files, spec.rows)):
+        pixels = read_images([file for _, file, _ in batch], settings, [place for _, _, place in batch], beside)
+        yield Chunk([name for name, _, _ in batch], as_inputs(pixels, str(beside)))

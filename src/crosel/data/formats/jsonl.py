@@ -1,0 +1,166 @@
+"""jsonl: one object a line, with the names of the csv columns; features as numbers of their own or a list `x`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from crosel.data.columns import (
+    ROLES,
+    are_votes,
+    column_roles,
+    refuse_our_labels,
+    refuse_unnamed_images,
+)
+from crosel.data.formats.rows import Numbers, RowFormat, Rows
+from crosel.data.settings import DataSettings, TableKind
+from crosel.data.table import Table
+from crosel.data.text import json_objects
+from crosel.errors import UserError, counted, did_you_mean
+from crosel.utils.limits import shown
+
+_LISTS = ("x", "features")  # keys that may hold a list of numbers
+_OPTIONAL = ("label", "truth", "weight", "split")  # roles that a row may leave out
+Lengths = dict[str, int | None]  # by key: how many numbers its list has; None: it is a number
+
+
+class JsonlRows(Rows):
+    """The first row shows the keys; some may be left out, or come later."""
+
+    first: dict[str, Any]
+
+    def __init__(self, path: Path) -> None:
+        rows = json_objects(path)
+        start = next(rows, None)
+        if start is None:
+            raise UserError(f"{path}, line 1: there are no rows")
+        line, first = start
+        refuse_our_labels(first, path)
+        keys = list(first)
+        titles = {role: keys[column] for role, column in column_roles(keys, path, line).items()}
+        super().__init__(path, line, titles, [key for key in keys if key not in titles.values()], first)
+        self._rows = chain([start], rows)
+        self._needed, self._others_allowed = self.features, False
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for line, row in self._rows:
+            self._check_keys(row, line)
+            yield line, row
+
+    def cell(self, row: Any, title: str) -> Any:
+        return row.get(title)
+
+    def number_names(self) -> list[str]:
+        return _number_names(self._lengths(self.features))
+
+    def ignore_features(self) -> None:
+        self._needed, self._others_allowed = [], True
+
+    def numbers(self, names: Sequence[str], others_allowed: bool = False) -> Numbers:
+        chosen = set(names)
+        keys = [key for key in self.features if not chosen.isdisjoint(_number_names(self._lengths([key])))]
+        self._needed, self._others_allowed = keys, others_allowed
+        lengths = self._lengths(keys)
+        _row_numbers(self.first, lengths, f"{self.path}, line {self.line}")  # says what is wrong before widths do
+        there = _number_names(lengths)
+        if there == list(names):
+            return lambda line, row: tuple(_row_numbers(row, lengths, f"{self.path}, line {line}"))
+        places = {name: at for at, name in enumerate(there)}
+        order = [places[name] for name in names]
+
+        def numbers(line: int, row: dict[str, Any]) -> tuple[float, ...]:
+            values = _row_numbers(row, lengths, f"{self.path}, line {line}")
+            return tuple(map(values.__getitem__, order))
+
+        return numbers
+
+    def _lengths(self, keys: Iterable[str]) -> Lengths:
+        first = self.first
+        return {
+            key: len(first[key]) if key.lower() in _LISTS and isinstance(first[key], list) else None for key in keys
+        }
+
+    def _check_keys(self, row: dict[str, Any], line: int) -> None:
+        """Take in what may come late; a key that comes and goes otherwise is no column."""
+        if row.keys() == self.first.keys():
+            return
+        for key in row:
+            role = ROLES.get(key.lower())
+            if role in _OPTIONAL:
+                self.titles.setdefault(role, key)
+        optional = {self.titles[role] for role in _OPTIONAL if role in self.titles}
+        missing = [key for key in (*self.titles.values(), *self._needed) if key not in row and key not in optional]
+        if missing:
+            what = "missing, but the first row has it; give all rows the same"
+            raise UserError(f"{self.path}, line {line}, column {shown(missing[0])}: {what}")
+        known = {*self._needed, *self.titles.values()}
+        late = [key for key in row if key not in known]
+        if self._others_allowed:  # but rows are known by their ids, or by their numbers
+            late = [] if self.titles.keys() & {"id", "path"} else [k for k in late if ROLES.get(k.lower()) == "id"]
+        if late:
+            what = "not in the first row; give all rows the same"
+            raise UserError(f"{self.path}, line {line}, column {shown(late[0])}: {what}")
+
+
+def _number_names(lengths: Lengths) -> list[str]:
+    """A name for each number. Of a list of one, it is the list's, as that of a number."""
+    names: list[str] = []
+    for key, length in lengths.items():
+        names += [key] if length in (None, 1) else [f"{key}[{i}]" for i in range(length)]
+    return names
+
+
+def _row_numbers(row: dict[str, Any], lengths: Lengths, place: str) -> list[float]:
+    """The numbers of a row; its lists must be as long as those of the first row."""
+    out: list[float] = []
+    for key, length in lengths.items():
+        value = row[key]
+        if length is None and type(value) is float:  # as most are
+            out.append(value)
+            continue
+        values = value if isinstance(value, list) else [value]
+        try:
+            if length is None and values is value:
+                raise ValueError("a list, not a number; a list of features must be named 'x'")
+            if length not in (None, len(values)):
+                numbers = counted(len(values), "number")
+                raise ValueError(f"{numbers}, where the first row has {length}; give all rows the same")
+            out += map(_as_float, values)
+        except ValueError as error:
+            raise UserError(f"{place}, column {shown(key)}: {error}") from None
+    return out
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} is not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("a number too large to hold") from None
+
+
+class Jsonl(RowFormat):
+    title, suffixes = "jsonl", (".jsonl", ".ndjson")
+
+    def open(self, path: Path) -> Rows:
+        return JsonlRows(path)
+
+    def table(self, path: Path, settings: DataSettings, inputs_alone: bool = False) -> tuple[Table, TableKind]:
+        rows = JsonlRows(path)
+        with_features = "path" not in rows.titles and (inputs_alone or settings.inputs is None)
+        if with_features:
+            place = f"{path}, line {rows.line}"
+            refuse_unnamed_images({key: rows.first[key] for key in rows.features}, place)
+            words = [key for key in rows.features if isinstance(rows.first[key], str | list)]
+            if "candidates" not in rows.titles and (near := did_you_mean("candidates", words)):
+                raise UserError(f"{place}: there is no 'candidates'{near}")
+        table = rows.collect(with_features)
+        if not inputs_alone and not table.columns.keys() & {"candidates", "weight", "label", "truth"}:
+            raise UserError(
+                f"{path}, line {table.lines[0]}: there is no 'candidates'{did_you_mean('candidates', table.unused)} "
+                "and no 'label'; add one of them to every row"
+            )
+        return table, "votes" if are_votes(table.columns) else "table"
