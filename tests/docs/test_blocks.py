@@ -17,6 +17,7 @@ from _blocks import PAGES, ROOT, SHOWN, Block, Reader, blocks_of, check_output, 
 from crosel.bench import suites
 from crosel.cli import app as cli
 from crosel.config import build_config
+from crosel.data.formats import FORMATS
 from crosel.methods import base, methods
 
 # Blocks that the tests leave alone, each with its reason beside it on the page. A new one needs a decision here.
@@ -40,7 +41,7 @@ Follow = Callable[[str], Reader]
 def follow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follow]:
     """Follow a page once; pages that go on from another begin with a copy of its folder."""
     done: dict[str, Reader] = {}
-    before, known = Path.cwd(), dict(methods())
+    before, known, formats = Path.cwd(), dict(methods()), list(FORMATS)
 
     def follow_page(page: str) -> Reader:
         if page not in done:
@@ -62,6 +63,7 @@ def follow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follow]:
     os.chdir(before)
     base._METHODS.clear()
     base._METHODS.update(known)
+    FORMATS[:] = formats
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crosel.data.formats.base import Chunk, Format, InputSpec
+from crosel.data.formats.base import Chunk, Format, InputSpec, array_chunks
 from crosel.data.formats.cifar import Cifar
 from crosel.data.formats.csv import Csv
 from crosel.data.formats.digits import Digits
@@ -16,7 +16,7 @@ from crosel.data.formats.npz import Npz
 from crosel.errors import UserError
 from crosel.utils.limits import check_plain
 
-__all__ = ["FORMATS", "Chunk", "Format", "InputSpec", "find_format", "published_formats"]
+__all__ = ["FORMATS", "Chunk", "Format", "InputSpec", "array_chunks", "find_format", "published_formats"]
 
 FORMATS: list[Format] = [
     Digits(), Cifar(), ImageFile(), ImageFolder(), Csv(), Jsonl(), Npz(), Mat(), LabelStudio()

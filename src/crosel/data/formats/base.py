@@ -151,3 +151,11 @@ def image_chunks(files: Iterator[tuple[str, Path, str]], spec: InputSpec, beside
     while batch := list(islice(files, spec.rows)):
         pixels = read_images([file for _, file, _ in batch], settings, [place for _, _, place in batch], beside)
         yield Chunk([name for name, _, _ in batch], as_inputs(pixels, str(beside)))
+
+
+def array_chunks(x: Array, spec: InputSpec, path: Path) -> Iterator[Chunk]:
+    """Features [n, d] or images [n, h, w, c] that are in memory, known by their numbers."""
+    spec.check_shape(x.shape[1:] if x.ndim == 2 else (x.shape[3], *x.shape[1:3]), path)
+    for start in range(0, len(x), spec.rows):
+        part = x[start : start + spec.rows]
+        yield Chunk([str(start + row) for row in range(len(part))], as_inputs(part, str(path), first_row=start))

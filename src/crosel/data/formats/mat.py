@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, as_inputs, make_dataset
-from crosel.data.formats.base import Chunk, Format, InputSpec
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
+from crosel.data.formats.base import Chunk, Format, InputSpec, array_chunks
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
@@ -34,11 +34,7 @@ class Mat(Format):
         return _read_svhn(*paths)
 
     def read_chunks(self, path: Path, spec: InputSpec) -> Iterator[Chunk]:
-        x = _read_x(path)
-        spec.check_shape(x.shape[1:] if x.ndim == 2 else (x.shape[3], *x.shape[1:3]), path)
-        for start in range(0, len(x), spec.rows):
-            part = x[start : start + spec.rows]
-            yield Chunk([str(start + row) for row in range(len(part))], as_inputs(part, str(path), first_row=start))
+        yield from array_chunks(_read_x(path), spec, path)
 
 
 def _read_x(path: Path) -> Array:
