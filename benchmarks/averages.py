@@ -1,4 +1,4 @@
-"""What averaging logits or probabilities of the two networks makes of finished runs (setting `method.average`).
+"""What averaging logits or probabilities of the two networks makes of finished runs (setting `method.ensemble`).
 
     python benchmarks/averages.py RUN … --data DIR --out results/cifar10-study/averages.jsonl
     python benchmarks/averages.py table --out results/cifar10-study/averages.jsonl      # the figures in docs/study.md

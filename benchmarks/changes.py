@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from crosel.methods.base import Batch, Stream
 from crosel.methods.crosel import comix_targets, dynamic_weight, ramp
+from crosel.training import trainer
 from crosel.training.devices import compute_context
+from crosel.training.ema import recalibrate_batch_norm, spread_rows
 from crosel.training.session import Session
 
 
@@ -77,8 +79,17 @@ def balanced(session: Session) -> None:
 
 def refreshed(session: Session) -> None:
     """From here on, batch norm's statistics come from plain images, before each pass over all examples."""
-    train = session.config.train.model_copy(update={"refresh": 4})
-    session.config = session.config.model_copy(update={"train": train})
+    n, plain = session.data.n, trainer.training_pass
+    chunk = min(n, session.config.train.eval_batch_size)
+    rows = spread_rows(n, min(4, n // chunk) * chunk).view(-1, chunk)
+
+    def training_pass(session: Session) -> trainer.Row:
+        batches = (session.normalise(session.train.rows(part).to(session.device)) for part in rows)
+        with compute_context(session.config, session.device):
+            recalibrate_batch_norm(session.method.networks, batches, session.method.outputs)
+        return plain(session)
+
+    mock.patch("crosel.training.trainer.training_pass", training_pass).start()  # until the run ends
 
 
 def selected_leave_no_trace(session: Session) -> None:

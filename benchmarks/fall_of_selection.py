@@ -154,7 +154,7 @@ ARMS: dict[str, Arm] = {
     "batch 128": (("train.batch_size=128",), None),
     "batch 32": (("train.batch_size=32",), None),
     "rate in steps": (("train.schedule=step",), None),
-    "weights averaged": (("train.average=0.998",), None),
+    "weights averaged": (("train.ema_decay=0.998",), None),
     "ten of one class": ((), only(10, 1)),
     "nine of nine classes": ((), only(9, 9)),
     "a hundred of one class": ((), only(100, 1)),

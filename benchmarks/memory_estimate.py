@@ -40,7 +40,7 @@ FAST: dict[str, Any] = {"bf16": True, "fused": True, "cuda_graphs": True}
 PLAIN: dict[str, Any] = {"bf16": False, "fused": False, "cuda_graphs": False}
 PATHS = {
     "fast": FAST, "plain": PLAIN, "fast, skipping": FAST | {"bad_batches": "skip"},
-    "fast, average": FAST | {"average": 0.99},
+    "fast, average": FAST | {"ema_decay": 0.99},
 }  # fmt: skip
 CASES = [  # network, batch size, method, paths
     ("wrn-28-2", 64, "crosel", ("fast", "plain")),

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
-from crosel.errors import UserError, counted, did_you_mean
+from crosel.errors import UserError, did_you_mean
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nn.networks import NetworkSettings
 from crosel.presets import read_preset
 from crosel.utils.limits import one_line
-from crosel.utils.settings import Settings
+from crosel.utils.settings import RENAMED, Settings, removed_settings, with_new_names
 from crosel.utils.trees import merge
 from crosel.utils.yaml_files import parse_yaml, read_yaml
+
+logger = logging.getLogger(__name__)
+Warn = Callable[[str], None]
 
 
 class TrainSettings(Settings):
@@ -37,26 +42,16 @@ class TrainSettings(Settings):
         (0.5, 0.75), description="step: points in the run at which the learning rate drops, as shares of the epochs"
     )
     decay: float = Field(0.1, gt=0, le=1, description="step: factor applied to the learning rate at each milestone")
-    restart: int = Field(
-        0, ge=0, description="cosine: restart after this many epochs, when the learning rate has reached 0; 0: never"
-    )
-    restart_lr: float | None = Field(None, gt=0, description="learning rate after the restart; default: lr")
     lr_ramp: float = Field(0, ge=0, description="epochs at the start in which the learning rate rises from 0")
     bf16: bool = Field(False, description="on a GPU, run forward passes in bfloat16 (weights stay float32)")
     fused: bool = Field(True, description="on CUDA, fuse batch norm and ReLU (Triton) if the network allows it")
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it (CUDA graphs)")
-    average: float = Field(
+    ema_decay: float = Field(
         0,
         ge=0,
         lt=1,
-        description="predict with a moving average of the weights that has this decay, and with batch norm statistics "
-        "computed for it from unaugmented training examples; 0: off",
-    )
-    refresh: int = Field(
-        0,
-        ge=0,
-        description="before evaluation, compute the batch norm statistics of the trained weights from this many "
-        "unaugmented batches; 0: off",
+        description="predict with an exponential moving average (EMA) of the weights that has this decay, and with "
+        "batch norm statistics computed for it from unaugmented training examples; 0: off",
     )
     batch_norm: Literal["average", "synchronise"] = Field(
         "average", description="with several ranks: average running statistics every epoch, or share them in each batch"
@@ -89,16 +84,6 @@ class TrainSettings(Settings):
             raise ValueError(f"nesterov works only with SGD, but optimiser is {self.optimiser}; set nesterov to false")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
-        return self
-
-    @model_validator(mode="after")
-    def _restart(self) -> TrainSettings:
-        if self.restart and self.schedule != "cosine":
-            raise ValueError(f"restart works only with the cosine schedule, but schedule is {self.schedule}")
-        if self.restart >= self.epochs:
-            raise ValueError(f"restart is {self.restart}, but the run has only {counted(self.epochs, 'epoch')}")
-        if self.restart_lr and not self.restart:
-            raise ValueError("restart_lr needs restart, the number of epochs before the learning rate restarts")
         return self
 
     def remarks(self) -> list[str]:
@@ -204,8 +189,8 @@ def build_config(
     preset_tree = read_preset(preset) if preset is not None else {}
     for given in ([preset_tree], [read_yaml(file) if file else {}], [flags, _parse_set(settings)]):
         before = tree
-        for layer in given:
-            tree = merge(tree, layer)
+        for layer in given:  # by their new names before they are merged: of both names, the one given later counts
+            tree = merge(tree, _with_new_names(layer, _method_name(layer) or _method_name(tree)))
         tree = _with_room(tree, _epochs(before), given)
     return check_config(tree)
 
@@ -237,8 +222,56 @@ def _with_room(tree: dict[str, Any], planned: int | None, given: Iterable[Mappin
     return tree | {"method": {**method, **fitting}}
 
 
-def check_config(tree: Mapping[str, Any], place: str = "") -> RunConfig:
-    """Validate a tree of settings, or say in one line what is wrong with the first faulty one."""
+class RemovedSettingError(UserError):
+    """A setting of an earlier version that is gone."""
+
+
+def _method_name(tree: Mapping[str, Any]) -> str | None:
+    method = tree.get("method")
+    return str(method["name"]) if isinstance(method, Mapping) and "name" in method else None
+
+
+def _with_new_names(tree: Mapping[str, Any], method: str | None, warn: Warn | None = logger.warning) -> dict[str, Any]:
+    """Settings of an earlier version by the names they have now; `warn` is told about those that matter."""
+
+    def field(name: str) -> FieldInfo | None:
+        section, _, setting = name.partition(".")
+        try:
+            settings = find_method(str(method)).Settings if section == "method" else TrainSettings
+        except UserError:  # an unknown method: said when it is looked for
+            return None
+        return settings.model_fields.get(setting)
+
+    new, found = with_new_names(tree, lambda name: field(name) is not None)
+    for old, value in found.items():
+        now = field(RENAMED[old])
+        if warn and now is not None and value != now.default:
+            warn(f"setting '{old}' is called '{RENAMED[old]}' now; the old name still works")
+    return new
+
+
+def check_config(
+    tree: Mapping[str, Any],
+    place: str = "",
+    removed: Literal["refuse", "tell", "ignore"] = "refuse",
+    warn: Warn = logger.warning,
+) -> RunConfig:
+    """Validate a tree of settings, or say in one line what is wrong with the first faulty one.
+
+    Of an earlier version's settings that are `removed`, a new run refuses those that did something; an old run opens.
+    """
+    tree = _with_new_names(tree, _method_name(tree), None if removed == "ignore" else lambda line: warn(place + line))
+    gone = removed_settings(tree)
+    for name, value in gone.items():
+        if removed == "refuse":
+            raise RemovedSettingError(
+                f"{place}setting '{name}' does not exist any more (given: {value}); train without it, or with crosel "
+                "0.1.0"
+            )
+        if removed == "tell":
+            warn(f"{place}setting '{name}' does not exist any more; {value} was used in training")
+    for section, _, setting in (name.partition(".") for name in gone):
+        tree = {**tree, section: {key: value for key, value in tree[section].items() if key != setting}}
     method = tree.get("method")
     if not isinstance(method, Mapping):
         raise UserError(

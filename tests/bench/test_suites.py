@@ -143,10 +143,10 @@ def test_the_study_tries_each_choice_both_ways() -> None:
     nothing, *others = (dotted(cell.config.model_dump(mode="json")) for cell in expand(read_suite("study-cifar10")))
     changed = {name for other in others for name in other if other[name] != nothing[name]}
     assert changed >= {
-        "method.temperature", "method.target_mode", "method.warmup_view", "method.mix_per_pair", "method.average",
+        "method.temperature", "method.target_mode", "method.warmup_view", "method.mix_per_pair", "method.ensemble",
         "method.networks", "augment.strong_ops", "train.schedule", "method.least_selected", "method.dynamic_lambda",
         "method.warmup", "method.temperature_start", "method.lambda_cr_start", "method.gamma_start", "train.lr",
-        "train.batch_size", "train.weight_decay", "train.average",
+        "train.batch_size", "train.weight_decay", "train.ema_decay",
     }  # fmt: skip
     # The test images are left alone.
     assert {(cell["data.own_test"], cell["data.test_share"]) for cell in (nothing, *others)} == {(False, 0.1)}

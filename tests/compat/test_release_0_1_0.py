@@ -16,6 +16,13 @@ from _support import CroselCli
 
 RELEASE = Path(__file__).parent / "release-0.1.0"
 RUNS = ("crosel", "pico", "crosel-averaged")
+OLD_SETTINGS = {
+    "crosel-averaged": (
+        "setting 'train.average' is called 'train.ema_decay' now; the old name still works",
+        "setting 'method.average' is called 'method.ensemble' now; the old name still works",
+        "setting 'train.refresh' does not exist any more; 1 was used in training",
+    )
+}
 
 
 def copy_of(name: str, tmp_path: Path) -> Path:
@@ -33,6 +40,8 @@ def test_a_finished_run_opens(name: str, tmp_path: Path, crosel_cli: CroselCli) 
     ):
         result = crosel_cli(*command)
         assert result.code == 0, result.err
+        said = [line for line in result.err.splitlines() if "config.yaml: setting '" in line]
+        assert said == [f"{run}/config.yaml: {line}" for line in OLD_SETTINGS.get(name, ())]
     assert labels.read_bytes() == (run / "labels.csv").read_bytes()
     assert "Labels right" in (tmp_path / "report.html").read_text(encoding="utf-8")
     evaluated = crosel_cli("eval", run, "--data", RELEASE, "--json")
@@ -40,14 +49,41 @@ def test_a_finished_run_opens(name: str, tmp_path: Path, crosel_cli: CroselCli) 
     assert json.loads(evaluated.out)["test_accuracy"] == pytest.approx(last["test_accuracy"])
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_an_interrupted_run_goes_on(name: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
+def interrupted(name: str, tmp_path: Path) -> Path:
     run = copy_of(name, tmp_path)
-    rows = (run / "metrics.jsonl").read_text().splitlines()
-    newest = max((run / "checkpoints").iterdir())
-    newest.unlink()
+    max((run / "checkpoints").iterdir()).unlink()
     for gone in ("done", "labels.csv", "predictions.npz"):
         (run / gone).unlink()
+    return run
+
+
+def test_a_run_with_a_setting_that_is_gone_does_not_go_on(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = interrupted("crosel-averaged", tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    result = crosel_cli("train", "--resume", "--out", run, "--data", RELEASE)
+    assert result.code == 2
+    assert result.err.splitlines()[-1] == (
+        f"crosel: {run}/config.yaml: setting 'train.refresh' does not exist any more (given: 1); "
+        "train without it, or with crosel 0.1.0"
+    )
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_averaged_weights_of_an_interrupted_run_go_on(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    """By the old name of the setting, and from a checkpoint of the old version."""
+    run = interrupted("crosel-averaged", tmp_path)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("refresh: 1", "refresh: 0"))
+    result = crosel_cli("train", "--resume", "--out", run, "--data", RELEASE)
+    assert result.code == 0, result.err
+    assert "continuing after epoch 5" in result.err
+    assert (run / "done").is_file()
+
+
+@pytest.mark.parametrize("name", ["crosel", "pico"])
+def test_an_interrupted_run_goes_on(name: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = interrupted(name, tmp_path)
+    rows = (RELEASE / "folders" / name / "metrics.jsonl").read_text().splitlines()
     result = crosel_cli("train", "--resume", "--out", run, "--data", RELEASE)
     assert result.code == 0, result.err
     assert "continuing after epoch 5" in result.err

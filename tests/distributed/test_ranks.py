@@ -163,10 +163,10 @@ def test_the_cases_are_what_their_names_say(trained: dict[int, Path]) -> None:
 
 
 def test_batch_norm_is_averaged_or_synchronised(launch: Launch, tmp_path: Path) -> None:
-    calm = ["train.average=0.5", "train.refresh=1", "train.eval_batch_size=9"]
+    calm = ["train.ema_decay=0.5", "train.eval_batch_size=9"]
     cases, settings = {}, {"average": calm, "synchronise": [*calm, "train.batch_norm=synchronise"]}
     one_row = ["train.eval_batch_size=1"]  # too few for each rank to have some
-    settings |= {"plain": one_row, "averaged weights": [*one_row, "train.average=0.5"]}
+    settings |= {"plain": one_row, "averaged weights": [*one_row, "train.ema_decay=0.5"]}
     for name, extra in settings.items():
         for method in ("crosel", "pico"):
             out = tmp_path / f"{method}-{name}"

@@ -111,7 +111,7 @@ def test_a_bad_loss_that_is_read_late_is_of_the_step_that_made_it(monkeypatch: p
 
 @pytest.mark.parametrize(("name", "optimiser"), [*((name, "sgd") for name in NAMES), ("crosel", "adam")])
 def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str, optimiser: str) -> None:
-    settings = ("train.bad_batches=skip", "train.log_every=1", "train.average=0.9", f"train.optimiser={optimiser}")
+    settings = ("train.bad_batches=skip", "train.log_every=1", "train.ema_decay=0.9", f"train.optimiser={optimiser}")
     session = make_session(name, *settings)
     fit(make_session(name, "train.bad_batches=skip"))
     states: list[dict[str, bytes]] = []
@@ -135,7 +135,7 @@ def test_a_skipped_batch_leaves_no_trace_but_a_count(name: str, optimiser: str) 
 
 def test_skipping_changes_nothing_where_nothing_is_skipped() -> None:
     for name in NAMES:
-        average = "train.average=0.9"
+        average = "train.ema_decay=0.9"
         plain, skipping = make_session(name, average), make_session(name, average, "train.bad_batches=skip")
         rows, others = fit(plain), fit(skipping)
         assert different(bits(plain), bits(skipping)) == []

@@ -56,7 +56,7 @@ def test_bfloat16_takes_half_where_it_is_computed_in(monkeypatch: pytest.MonkeyP
 def test_copies_of_the_state_count() -> None:
     plain, skipping = budget(make_session("crosel")), budget(make_session("crosel", "train.bad_batches=skip"))
     assert (skipping.networks, skipping.tables) == (plain.networks * 5 // 3, plain.tables * 2)
-    assert budget(make_session("crosel", "train.average=0.9")).networks == plain.networks * 4 // 3
+    assert budget(make_session("crosel", "train.ema_decay=0.9")).networks == plain.networks * 4 // 3
     adam = ("crosel", "train.optimiser=adam")
     assert budget(make_session(*adam)).networks == plain.networks * 4 // 3
     assert budget(make_session(*adam, "train.bad_batches=skip")).networks == plain.networks * 7 // 3

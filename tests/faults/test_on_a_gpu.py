@@ -74,7 +74,7 @@ def test_features_from_the_host_too() -> None:
     assert_same_bits(recorded, trained("crosel", "train.data_on=host", EAGER, data=data))
 
 
-@pytest.mark.parametrize("extra", [(), ("train.average=0.9",), ("train.bf16=true",), ("train.data_on=host",)])
+@pytest.mark.parametrize("extra", [(), ("train.ema_decay=0.9",), ("train.bf16=true",), ("train.data_on=host",)])
 def test_recorded_passes_measure_the_same(extra: tuple[str, ...]) -> None:
     """Chunks of 48: full ones are replayed, the rest of the training and of the test set is not."""
     recorded, eager = (trained("crosel", graphs, "train.eval_batch_size=48", *extra) for graphs in (RECORDED, EAGER))
@@ -139,7 +139,7 @@ def poisoned(name: str, row: int, *settings: str, data: Dataset | None = None) -
 def test_a_poisoned_example_is_skipped_and_counted(name: str) -> None:
     runs = {}
     for graphs in (RECORDED, EAGER):
-        session = runs[graphs] = poisoned(name, 17, graphs, "train.bad_batches=skip", "train.average=0.9")
+        session = runs[graphs] = poisoned(name, 17, graphs, "train.bad_batches=skip", "train.ema_decay=0.9")
         rows = fit(session)
         assert all(torch.isfinite(t).all() for t in session.state()[0].values() if t.is_floating_point())
         assert all(np.isfinite(row["loss"]) for row in rows)

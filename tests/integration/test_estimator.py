@@ -623,7 +623,7 @@ def test_a_module_gives_what_predict_proba_does(kind: str, method: str) -> None:
         "colour": rng.integers(0, 256, (24, 12, 14, 3), np.uint8), "floats": rng.random((24, 12, 12, 3)),
     }[kind]  # fmt: skip
     sets = np.eye(3, dtype=bool)[rng.integers(0, 3, 24)] | (rng.random((24, 3)) < 0.3)
-    averaged = {"average": 0.9}
+    averaged = {"ema_decay": 0.9}
     clf = PartialLabelClassifier(method, epochs=2, batch_size=8, train_settings=averaged, device="cpu").fit(x, sets)
     given = torch.from_numpy(x).float()
     if kind != "features":

@@ -319,7 +319,7 @@ def test_weights_of_other_code_are_refused_with_what_differs(part: str, tmp_path
     """The settings are the same, so it must be another version, or another network of the same name."""
     np.savez(tmp_path / "d.npz", **small_arrays(n=32))
     run = tmp_path / "run"
-    settings = ("--set", "train.epochs=2", "--set", "train.average=0.9", "--set", "network.width=4")
+    settings = ("--set", "train.epochs=2", "--set", "train.ema_decay=0.9", "--set", "network.width=4")
     assert crosel_cli("train", tmp_path / "d.npz", "--method", "cc", *settings, "--out", run).code == 0
     found = checkpoint.load_newest(run / "checkpoints").checkpoint
     assert found is not None

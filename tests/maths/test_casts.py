@@ -89,7 +89,7 @@ def test_every_method_learns_the_same_bits(method: str, device: str) -> None:
 
 
 def test_a_skipped_step_and_an_average_leave_no_stale_cast() -> None:
-    train = {"bad_batches": "skip", "average": 0.5}
+    train = {"bad_batches": "skip", "ema_decay": 0.5}
     ours, _ = _train(_session("crosel", **train), shared=True)
     autocasts, _ = _train(_session("crosel", **train), shared=False)
     assert all(torch.equal(a, b) for a, b in zip(ours, autocasts, strict=True))

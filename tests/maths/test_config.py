@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import yaml
 from _support import PAPER, PAPER_VIEWS
 from pydantic import Field, ValidationError
 
+from crosel import PartialLabelClassifier
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import paper
 from crosel.config import RunConfig, TrainSettings, build_config, check_config
@@ -72,7 +75,7 @@ def test_defaults_of_crosel():
     assert (s.networks, s.bank_length, s.alpha, s.temperature, s.gamma, s.lambda_cr) == (2, 3, 0.25, 0.5, 0.9, 4.0)
     assert (s.warmup, s.ramp, s.temperature_start, s.lambda_cr_start, s.gamma_start) == (None,) * 5
     assert (s.criteria, s.scope, s.dynamic_lambda, s.mix_per_pair) == ((1, 2, 3), "all", True, False)
-    assert (s.warmup_view, s.selected_view, s.target_mode, s.average) == ("weak", "weak", "train", "logits")
+    assert (s.warmup_view, s.selected_view, s.target_mode, s.ensemble) == ("weak", "weak", "train", "logits")
 
 
 DEFAULTS = {
@@ -381,7 +384,7 @@ def test_a_paper_preset_is_the_papers_scheme(name):
     epochs, batch, lr, schedule, milestones = SCHEMES[method]
     assert (train.epochs, train.batch_size, train.lr, train.schedule) == (epochs, batch, lr, schedule)
     assert (train.momentum, train.nesterov, train.weight_decay) == (0.9, False, 1e-4)
-    assert (train.lr_ramp, train.average, train.refresh, train.restart) == (0, 0, 0, 0)
+    assert (train.lr_ramp, train.ema_decay) == (0, 0)
     if milestones:
         assert [round(m * epochs) for m in train.milestones] == milestones
         assert train.decay == 0.1
@@ -771,3 +774,55 @@ def test_a_method_needs_its_attributes(missing):
 def test_did_you_mean():
     assert did_you_mean("gama", ["gamma", "alpha"]) == " (did you mean 'gamma'?)"
     assert did_you_mean("zzz", ["gamma", "alpha"]) == ""
+
+
+# --- settings of earlier versions ---------------------------------------------------------------------------------
+
+
+def test_old_names_are_accepted_everywhere_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = tmp_path / "old.yaml"
+    old.write_text(
+        "method: {average: probabilities}\ntrain: {average: 0.9, refresh: 0, restart: 0, restart_lr: null}\n"
+    )
+    config = build_config(file=old, values={"source": "digits"})
+    assert (config.method.ensemble, config.train.ema_decay) == ("probabilities", 0.9)
+    assert [record.message for record in caplog.records] == [
+        "setting 'train.average' is called 'train.ema_decay' now; the old name still works",
+        "setting 'method.average' is called 'method.ensemble' now; the old name still works",
+    ]
+    for settings, expected in (
+        (["train.average=0.5"], 0.5),  # over the file's
+        (["train.ema_decay=0.5"], 0.5),
+        (["train.average=0.5", "train.ema_decay=0.7"], 0.7),
+    ):
+        assert build_config(file=old, values={"source": "digits"}, settings=settings).train.ema_decay == expected
+
+
+def test_old_names_with_their_defaults_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    build_config(values={"source": "digits"}, settings=["train.average=0", "method.average=logits", "train.restart=0"])
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("item", ["train.refresh=4", "train.restart=2", "train.restart_lr=0.1"])
+def test_settings_that_are_gone_are_refused(item: str) -> None:
+    name, _, value = item.partition("=")
+    with pytest.raises(UserError, match=rf"setting '{name}' does not exist any more \(given: {value}\)"):
+        build_config(values={"source": "digits"}, settings=[item])
+
+
+def test_a_method_may_have_a_setting_of_an_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(MethodSettings):
+        name: Literal["own"] = "own"
+        average: int = 1
+
+    monkeypatch.setattr(
+        "crosel.methods.base._METHODS", {**methods(), "own": SimpleNamespace(Settings=Own, view_defaults={})}
+    )
+    values = {"source": "digits", "method": {"name": "own"}}
+    assert build_config(values=values, settings=["method.average=3"]).method.average == 3
+
+
+def test_the_estimators_warn_of_old_names() -> None:
+    clf = PartialLabelClassifier("crosel", epochs=2, train_settings={"average": 0.9})
+    with pytest.warns(FutureWarning, match="'train.average' is called 'train.ema_decay' now"):
+        assert clf._config().train.ema_decay == 0.9

@@ -66,33 +66,6 @@ def test_cosine_is_the_same_curve_at_any_length_and_step_count():
     assert learning_rate(short, 4, 1, 2) == pytest.approx(learning_rate(long, 15, 0, 7))
 
 
-def test_a_restart_is_two_runs_in_a_row():
-    both = TrainSettings(epochs=10, lr=0.1, schedule="cosine", restart=4, restart_lr=0.03)
-    first, second = (TrainSettings(epochs=e, lr=lr, schedule="cosine") for e, lr in ((4, 0.1), (6, 0.03)))
-    assert rates(both) == pytest.approx(rates(first) + rates(second))
-    assert rates(TrainSettings(epochs=10, lr=0.1, restart=4))[16] == 0.1
-
-
-def test_a_restart_leaves_the_ramp_at_the_start_alone():
-    found = rates(TrainSettings(epochs=10, lr=0.1, schedule="cosine", restart=4, lr_ramp=1))
-    without = rates(TrainSettings(epochs=10, lr=0.1, schedule="cosine", restart=4))
-    assert found[4:] == without[4:]
-    assert found[0] == without[0] / 4
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"restart": 3, "schedule": "step"}, "works only with the cosine schedule"),
-        ({"restart": 5}, "the run has only 5 epochs"),
-        ({"restart_lr": 0.1}, "restart_lr needs restart"),
-    ],
-)
-def test_a_restart_that_makes_no_sense_is_refused(settings, says):
-    with pytest.raises(ValueError, match=says):
-        TrainSettings(**{"epochs": 5, **settings})
-
-
 def test_constant():
     assert set(rates(TrainSettings(epochs=7, lr=0.3, schedule="constant"))) == {0.3}
 

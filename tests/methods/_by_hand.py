@@ -506,7 +506,7 @@ class CroSel(Run):
         return out | ({"oracle_selection_accuracy": sum(right) / len(right)} if right else {})
 
     def combine(self, outputs: list[Array]) -> Array:
-        if self.settings.average == "probabilities":
+        if self.settings.ensemble == "probabilities":
             return sum(softmax(f) for f in outputs) / len(outputs)
         return super().combine(outputs)
 

@@ -1,9 +1,8 @@
-"""Averaged weights and refreshed batch-norm statistics."""
+"""Averaged weights (EMA) and the batch-norm statistics that go with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ def test_average_stands_in_place_and_gives_the_weights_back() -> None:
 
 @pytest.mark.parametrize("method", ["crosel", "proden", "pico"])
 def test_predictions_come_from_the_average(method: str) -> None:
-    s = session(method, average=0.9)
+    s = session(method, ema_decay=0.9)
     fit(s)
     assert s.ema is not None
     _, outputs = next(iter(predict_chunks(s, s.data.x)))
@@ -100,10 +99,10 @@ def test_predictions_come_from_the_average(method: str) -> None:
 
 
 def test_average_survives_a_checkpoint() -> None:
-    s = session(average=0.9, refresh=1)
+    s = session(ema_decay=0.9)
     fit(s)
     tensors, state = s.state()
-    again = session(average=0.9, refresh=1)
+    again = session(ema_decay=0.9)
     again.restore(Checkpoint({name: t.clone() for name, t in tensors.items()}, state))
     (_, a), (_, b) = (next(iter(predict_chunks(one, s.data.x))) for one in (s, again))
     assert torch.equal(a, b)
@@ -112,7 +111,7 @@ def test_average_survives_a_checkpoint() -> None:
 def test_a_finished_run_predicts_with_the_average(tmp_path: Path) -> None:
     values = {
         "source": "digits", "candidates": "uniform:q=0.3", "method": {"name": "cc"},
-        "network": {"name": "mlp", "hidden": [8]}, "train": {"epochs": 2, "average": 0.9},
+        "network": {"name": "mlp", "hidden": [8]}, "train": {"epochs": 2, "ema_decay": 0.9},
     }  # fmt: skip
     run = tmp_path / "run"
     trained = train_run(build_config(settings=[], values=values), run, CPU)
@@ -122,7 +121,7 @@ def test_a_finished_run_predicts_with_the_average(tmp_path: Path) -> None:
 
 
 def test_an_estimator_keeps_the_average() -> None:
-    s = session("cc", average=0.9)
+    s = session("cc", ema_decay=0.9)
     fit(s)
     model = FittedModel.of(s, None, None)
     _, outputs = next(iter(predict_chunks(s, s.data.x)))
@@ -130,7 +129,7 @@ def test_an_estimator_keeps_the_average() -> None:
     np.testing.assert_allclose(model.probabilities(s.data.x, "cpu"), expected, atol=1e-6)
 
 
-def test_refreshed_statistics_are_those_of_the_batches() -> None:
+def test_recalibrated_statistics_are_those_of_the_batches() -> None:
     norm = nn.BatchNorm1d(3).eval()  # as after a pass over the test set
     norm.running_mean.fill_(100.0)
     batches = [torch.randn(8, 3) for _ in range(4)]
@@ -150,7 +149,7 @@ def test_refreshed_statistics_are_those_of_the_batches() -> None:
 
 def test_the_bank_is_filled_by_the_trained_weights() -> None:
     """With an average or without: what is trained, and what is selected from, is the same."""
-    plain, averaged = session(), session(average=0.99)
+    plain, averaged = session(), session(ema_decay=0.99)
     fit(plain)
     fit(averaged)
     for one, other in zip(plain.method.state_dict().values(), averaged.method.state_dict().values(), strict=True):
@@ -159,7 +158,7 @@ def test_the_bank_is_filled_by_the_trained_weights() -> None:
 
 def test_a_run_averages_every_step_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """kept <- kept + (live - kept) · max(1 - decay, 1 / steps before the epoch + 1), by hand along a run."""
-    s = session("cc", average=0.9)
+    s = session("cc", ema_decay=0.9)
     assert s.ema is not None
     live = s.method.networks[0].head.weight
     kept, steps, real = live.detach().double().clone(), 0, s.optimiser.step
@@ -177,22 +176,6 @@ def test_a_run_averages_every_step_of_every_epoch(monkeypatch: pytest.MonkeyPatc
     found = s.ema.state_dict()["0.head.weight"]
     torch.testing.assert_close(found.double(), kept, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found, live)
-
-
-def test_statistics_are_refreshed_for_the_weights_that_predict() -> None:
-    """One batch holds all 60 examples: the trained weights and their average each get the means they make of these."""
-    s = session("cc", average=0.9, refresh=1)
-    fit(s)
-    assert s.ema is not None
-    first, norm = s.method.networks[0].body[0], s.method.networks[0].body[1]
-    x = s.normalise(torch.from_numpy(s.data.x))
-    means = []
-    for standing in (nullcontext(), s.ema.swapped_in()):
-        with standing, torch.no_grad():
-            means.append(norm.running_mean.clone())
-            torch.testing.assert_close(means[-1], first(x).mean(dim=0), atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(norm.running_var, first(x).var(dim=0), atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(*means)
 
 
 # --- the statistics of averaged weights ---------------------------------------------------------------------------
@@ -243,9 +226,7 @@ class Check:
     [
         ({}, 1, 60),  # fewer examples than in a chunk
         ({"eval_batch_size": 16}, 3, 16),  # 12 are left over
-        ({"eval_batch_size": 16, "refresh": 1}, 3, 16),  # that is for the trained weights
         ({"eval_batch_size": 3}, 16, 3),
-        ({"eval_batch_size": 3, "refresh": 18}, 18, 3),
         ({"eval_batch_size": 1}, 16, 2),  # one example has no variance
         ({"eval_batch_size": 16, "data_on": "host"}, 3, 16),
     ],
@@ -255,7 +236,7 @@ def test_averaged_weights_get_the_statistics_that_go_with_them(
 ) -> None:
     """Also in epochs in which nothing is measured."""
     check = Check(chunks, size)
-    fit(session(method, (8, 5), average=0.9, evaluate_every=4, **train), (check,))
+    fit(session(method, (8, 5), ema_decay=0.9, evaluate_every=4, **train), (check,))
     assert check.seen == [0, 0, 0, 0]
 
 
@@ -268,13 +249,12 @@ def assert_same_bits(one: Session, other: Session, prefix: str = "") -> None:
 
 
 @pytest.mark.parametrize("method", ["crosel", "cc", "pico"])
-@pytest.mark.parametrize("refresh", [0, 2])
-def test_training_is_the_same_with_an_average_and_however_often_it_is_evaluated(method: str, refresh: int) -> None:
+def test_training_is_the_same_with_an_average_and_however_often_it_is_evaluated(method: str) -> None:
     """Digit for digit: weights, statistics, tables, momentum, and the random numbers that come next."""
-    plain = session(method, refresh=refresh, eval_batch_size=16)
+    plain = session(method, eval_batch_size=16)
     fit(plain)
     for every in (1, 3):
-        averaged = session(method, average=0.9, refresh=refresh, eval_batch_size=16, evaluate_every=every)
+        averaged = session(method, ema_decay=0.9, eval_batch_size=16, evaluate_every=every)
         fit(averaged)
         for part in ("method.", "momentum.", "generator"):
             assert_same_bits(plain, averaged, part)
@@ -282,7 +262,7 @@ def test_training_is_the_same_with_an_average_and_however_often_it_is_evaluated(
 
 @pytest.mark.parametrize("asked", [3, 6, 5], ids=["first epoch", "second epoch", "between epochs"])
 def test_a_stopped_run_predicts_well_and_goes_on_to_the_same_bits(asked: int) -> None:
-    settings: dict[str, Any] = {"average": 0.9, "eval_batch_size": 16, "evaluate_every": 3}
+    settings: dict[str, Any] = {"ema_decay": 0.9, "eval_batch_size": 16, "evaluate_every": 3}
     unbroken, stopped, resumed = (session("crosel", (8, 5), **settings) for _ in range(3))
     fit(unbroken)
     assert unbroken.steps == 4
@@ -325,7 +305,7 @@ def test_nothing_but_batch_norm_is_in_training_mode_for_it() -> None:
     assert not any(module.training for module in network.modules())
 
 
-def test_a_network_without_batch_norm_has_nothing_to_refresh() -> None:
+def test_a_network_without_batch_norm_has_nothing_to_recalibrate() -> None:
     def batches() -> Iterator[torch.Tensor]:
         raise AssertionError("a batch was made for nothing")
         yield

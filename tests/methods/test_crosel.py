@@ -530,7 +530,7 @@ ABLATIONS = [
     *({"selected_view": view} for view in ("plain", "weak", "strong")),
     *({"warmup_view": view} for view in ("plain", "weak", "strong")),
     *({"mix_per_pair": flag} for flag in (True, False)),
-    *({"average": what} for what in ("logits", "probabilities")),
+    *({"ensemble": what} for what in ("logits", "probabilities")),
     *({"target_mode": mode} for mode in ("train", "eval")),
     *({"temperature": t} for t in (0.1, 0.5, 1.0)),
     *({"alpha": a} for a in (0.1, 0.75, 4.0)),
@@ -601,8 +601,8 @@ def test_unselected_means_what_the_network_does_not_learn_from():
 
 def test_average_of_logits_or_of_probabilities():
     outputs = torch.tensor([[[4.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
-    of_logits = build(average="logits").combine(outputs)
-    of_probabilities = build(average="probabilities").combine(outputs)
+    of_logits = build(ensemble="logits").combine(outputs)
+    of_probabilities = build(ensemble="probabilities").combine(outputs)
     torch.testing.assert_close(of_logits, torch.softmax(outputs.mean(dim=0), dim=1))
     torch.testing.assert_close(of_probabilities, torch.softmax(outputs, dim=2).mean(dim=0))
     assert not torch.allclose(of_logits, of_probabilities)

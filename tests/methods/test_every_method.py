@@ -106,7 +106,7 @@ def test_a_step_never_waits_for_the_device(name: str, epoch: int) -> None:
 IN_BFLOAT16 = [
     *((name, {}) for name in NAMES),
     ("lws", {"loss": "cross-entropy"}),
-    ("crosel", {"average": "probabilities"}),
+    ("crosel", {"ensemble": "probabilities"}),
 ]
 
 

@@ -118,7 +118,7 @@ ABLATIONS: list[dict[str, Any]] = [
     {"criteria": (1, 2), "bank_length": 2, "warmup_view": "strong"},
     {"criteria": (2,), "bank_length": 4},
     {"dynamic_lambda": False, "lambda_cr": 0.5, "mix_per_pair": True},
-    {"target_mode": "eval", "average": "probabilities"},
+    {"target_mode": "eval", "ensemble": "probabilities"},
     {"gamma": 1.0},  # nothing is ever selected
     {"gamma": 0.0, "criteria": (3,)},  # everything is
 ]

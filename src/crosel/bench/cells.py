@@ -76,7 +76,7 @@ def standing(cell: Cell, folder: Path) -> CellResult | None:
 
 def asked_otherwise(cell: Cell, run: RunFolder) -> tuple[str, Any, Any] | None:
     """The first setting in which a run there differs from what the cell asks; what the data decide is left out."""
-    was = dotted(run.read_config().model_dump(mode="json"))
+    was = dotted(run.read_config(removed="refuse").model_dump(mode="json"))
     now = dotted(cell.config.model_dump(mode="json"))
     free = {*FREE_TO_CHANGE, *filled_from_data(cell.config), "source"}  # a full path; the cell's has a name
     return first_difference(was, now, free)

@@ -223,7 +223,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             "augment": settings_dict("augment_settings", self.augment_settings),
             "network": {**network, "name": self.network if isinstance(self.network, str) else OWN_NETWORK},
         }  # fmt: skip
-        return check_config(without_numpy(tree))
+        return check_config(without_numpy(tree), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=4))
 
     def _method_values(self) -> dict[str, Any]:
         values = settings_dict("method_settings", self.method_settings)

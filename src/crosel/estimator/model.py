@@ -91,7 +91,7 @@ class FittedModel:
         data = Dataset(
             blank, names, np.ones((1, self.classes), bool), mean=(0.0,) * channels, std=(1.0,) * channels
         )  # fmt: skip
-        config = check_config(self.config)
+        config = check_config(self.config, removed="ignore")
         # Code that a name in the config stands for was named in this program: `load` refuses a file that names any.
         network = user_network(self.network, self.classes, self.shape)
         return build_session(config, data, device, network, trust_code=True)

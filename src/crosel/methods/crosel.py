@@ -152,7 +152,7 @@ class CroSelSettings(MethodSettings):
     target_mode: Literal["train", "eval"] = Field(
         "train", description="mode of batch norm in the pass that makes the pseudo labels"
     )
-    average: Literal["logits", "probabilities"] = Field(
+    ensemble: Literal["logits", "probabilities"] = Field(
         "logits", description="what is averaged over the networks to predict"
     )
     gamma_start: float | None = Field(None, ge=0, le=1, description="γ when selection begins; default: γ itself")
@@ -399,7 +399,7 @@ class CroSel(Method):
         return out | self.outside.metrics()
 
     def combine(self, outputs: Tensor) -> Tensor:
-        return average_outputs(outputs, self.settings.average)
+        return average_outputs(outputs, self.settings.ensemble)
 
     def training_labels(self, outside_gamma: float | None = None) -> TrainingLabels:
         """What is stable may be asked with another `outside_gamma` than the setting: the history is there."""

@@ -114,7 +114,7 @@ def gather(folders: Sequence[RunFolder]) -> list[RunData]:
 
 
 def _read(folder: RunFolder, name: str) -> RunData:
-    config = folder.read_config()
+    config = folder.read_config(removed="tell")
     saved = folder.read_candidates()
     sets = saved.candidates
     return RunData(

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from crosel.config import RunConfig, check_config
+from crosel.config import RemovedSettingError, RunConfig, check_config
 from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.formats import published_formats
 from crosel.data.settings import OnImages
@@ -118,8 +118,13 @@ class RunFolder:
         if others - _BEFORE_CONFIG:
             raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
 
-    def read_config(self, say: Callable[[str], None] = lambda text: None) -> RunConfig:
-        """The run's settings; where the file cannot be read any more, those that the newest checkpoint carries."""
+    def read_config(
+        self,
+        say: Callable[[str], None] = lambda text: None,
+        removed: Literal["refuse", "tell", "ignore"] = "ignore",
+    ) -> RunConfig:
+        """The run's settings; where the file cannot be read any more, those that the newest checkpoint carries.
+        `removed`: what to do about settings of an earlier version that are gone (`check_config`)."""
         with disk_errors(self.path):
             if not self.path.exists():
                 raise UserError(f"{self.path}: no such run folder")
@@ -128,19 +133,21 @@ class RunFolder:
                 such_as = f"; it contains runs, such as {min(inside).parent}" if inside else ""
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
-            return check_config(read_yaml(self / "config.yaml"), place=f"{self / 'config.yaml'}: ")
+            return check_config(read_yaml(self / "config.yaml"), f"{self / 'config.yaml'}: ", removed)
+        except RemovedSettingError:
+            raise
         except UserError:
             found = checkpoint.load_newest(self.checkpoints).checkpoint
             if found is None or not isinstance(found.state.get("config"), dict):
                 raise
-            config = check_config(found.state["config"], place=f"{self.checkpoints}: ")
+            config = check_config(found.state["config"], f"{self.checkpoints}: ", removed)
             say(f"{self / 'config.yaml'} is damaged; using the settings from the newest checkpoint")
             return config
 
     def take_config(self, config: RunConfig) -> None:
         """Refuse to go on with other settings than the run was started with; note those that may change."""
         damaged: list[str] = []  # a line that says so
-        old = self.read_config(damaged.append)
+        old = self.read_config(damaged.append, removed="refuse")
         remedy = "use the old value, or choose another --out"
         refuse_changes(old, config, f"{self.path} has a run with other settings", remedy)
         if damaged or old.to_yaml() != config.to_yaml():
@@ -231,7 +238,7 @@ class RunFolder:
         """config.yaml may have been edited or damaged since the checkpoint was written."""
         if not isinstance(state.get("config"), dict):
             return
-        old = check_config(state["config"], place=f"{self.checkpoints}: ")  # of an earlier version: new ones by default
+        old = check_config(state["config"], f"{self.checkpoints}: ", "ignore")  # perhaps of an earlier version
         refuse_changes(old, config, f"{self / 'config.yaml'} has changed since the run started", "change it back")
 
     # --- watching the loop ------------------------------------------------------------------------------------
@@ -295,7 +302,7 @@ def load_run(
 ) -> Session:
     """Open a run: its networks from the newest good checkpoint, and its data if `needs_data`."""
     folder = RunFolder(path)
-    config = folder.read_config(say)
+    config = folder.read_config(say, removed="tell")
     if needs_data:
         try:
             data = load_data(config, data_dir)

@@ -1,10 +1,7 @@
-"""Two ways to make predictions steadier than the weights of the last step: both off unless asked for.
+"""An exponential moving average (EMA) of each network's weights over the steps (`train.ema_decay`; off by default).
 
-* `EmaWeights`: an exponential average of each network's weights over the steps (`train.average`), which predicts in
-  place of the weights that are trained. The bank is filled by these: it lives on how they change.
-* `recalibrate_batch_norm`: batch norm's statistics are taken anew from plain training images, those of trained weights
-  before a pass in evaluation mode (`train.refresh`). In training they come from whatever went through the network last:
-  mixed images, say. Those of averaged weights always: statistics of weights that are far from their mean do not fit it.
+It predicts in place of the weights that are trained. The bank is filled by these: it lives on how they change. Its
+batch-norm statistics are taken from plain training images: the average of those of trained weights does not fit it.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _networks(method: Method, train: TrainSettings, bf16: bool) -> int:
         for learns in (True, False)
     )
     skip, kept = train.bad_batches == "skip", copies_kept(train)
-    copies = 2 + kept + (train.average > 0) + bf16 / 2 + skip * (1 + kept)
+    copies = 2 + kept + (train.ema_decay > 0) + bf16 / 2 + skip * (1 + kept)
     return int(learning * copies) + still * (1 + skip)
 
 

@@ -91,7 +91,7 @@ class Session:
 
     @cached_property
     def ema(self) -> EmaWeights | None:
-        decay = self.config.train.average
+        decay = self.config.train.ema_decay
         return EmaWeights(self.method.networks, decay, self.device) if decay else None
 
     @contextmanager

@@ -28,7 +28,7 @@ from crosel.training.step import TrainStep
 from crosel.utils.out_of_memory import advise_while_evaluating, advise_while_training
 from crosel.utils.system import peak_memory
 
-_EMA_CHUNKS = 16  # from which averaged weights get their statistics, or more if `train.refresh` is more
+_EMA_CHUNKS = 16  # from which averaged weights get their batch-norm statistics
 
 
 def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) -> float:
@@ -36,24 +36,12 @@ def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) ->
     done = epoch - 1 + step / steps
     lr = settings.lr
     if settings.schedule == "cosine":
-        lr = cosine(settings, done)
+        lr *= 0.5 * (1 + math.cos(math.pi * done / settings.epochs))
     elif settings.schedule == "step":
         lr *= settings.decay ** sum(epoch > max(1, round(m * settings.epochs)) for m in settings.milestones)
     if settings.lr_ramp:
         lr *= min(1.0, (done + 1 / steps) / settings.lr_ramp)
     return lr
-
-
-def cosine(settings: TrainSettings, done: float) -> float:
-    """Half a cosine from lr to 0 over the run; with a restart, one up to there and one from there to the end."""
-    if not settings.restart:
-        start, share = settings.lr, done / settings.epochs
-    elif done < settings.restart:
-        start, share = settings.lr, done / settings.restart
-    else:
-        start = settings.restart_lr or settings.lr
-        share = (done - settings.restart) / (settings.epochs - settings.restart)
-    return start * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def fit(
@@ -205,12 +193,11 @@ def finish_epoch(session: Session, epoch: int) -> Row:
     due = epoch % every == 0 or epoch == session.config.train.epochs
     row: Row = {}
     if method.watches_training_set or due:
-        recalibrate(session, session.config.train.refresh)
         row |= training_pass(session)
     method.end_epoch(epoch)
     row |= method.metrics()
     row |= selection_accuracy(session, method.training_labels())
-    recalibrate_ema(session, max(session.config.train.refresh, _EMA_CHUNKS))  # due or not: a checkpoint holds it
+    recalibrate_ema(session, _EMA_CHUNKS)  # due or not: a checkpoint holds it
     if due and data.x_test is not None and data.y_test is not None:
         row |= accuracies(session, data.x_test, data.y_test)
     return row
@@ -226,26 +213,20 @@ def selection_accuracy(session: Session, chosen: TrainingLabels | None) -> Row:
 
 
 def recalibrate_ema(session: Session, chunks: int) -> None:
-    """Give averaged weights, where there are any, the statistics that go with them."""
-    if session.ema:
-        with session.evaluating():
-            recalibrate(session, chunks)
-
-
-def recalibrate(session: Session, chunks: int) -> None:
-    """Take batch norm's statistics anew from up to so many chunks of plain training examples.
+    """Give averaged weights, where there are any, the batch-norm statistics that go with them: from up to so many
+    chunks of plain training examples.
 
     Without random numbers: training is the same however often this is done.
     """
-    if not chunks:
+    if not session.ema:
         return
     n, world = len(session.train.x), session.world
     chunk = max(2 * world.size, min(n, session.config.train.eval_batch_size))  # two for each rank: one has no variance
     rows = spread_rows(n, min(chunks, max(1, n // chunk)) * chunk).view(-1, chunk)
     batches = (session.normalise(session.train.rows(world.local_shard(part)).to(session.device)) for part in rows)
-    with compute_context(session.config, session.device):
+    with session.evaluating(), compute_context(session.config, session.device):
         found = recalibrate_batch_norm(session.method.networks, batches, session.method.outputs)
-    world.average_buffers(found, chunk)
+        world.average_buffers(found, chunk)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import Any
 from crosel.errors import UserError
 from crosel.runs.environment import hardware, read_environment
 from crosel.runs.folder import FREE_TO_CHANGE, RunFolder
+from crosel.utils.settings import removed_settings
 from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
@@ -166,8 +167,9 @@ def _with_splits_of_seeds(runs: Sequence[Run]) -> list[Run]:
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
+    written = read_yaml(folder / "config.yaml")
     try:
         tree = folder.read_config().model_dump(mode="json")  # fills in settings that are younger than the run
     except UserError:
-        tree = read_yaml(folder / "config.yaml")  # made by another version, or with a method of the user's own
-    return dotted(tree)
+        return dotted(written)  # made by another version, or with a method of the user's own
+    return dotted(tree) | removed_settings(written)
