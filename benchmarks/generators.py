@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
@@ -20,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import Arguments, count, end_with
+from record import Arguments, count, end_with, save
 
 RULES = (
     "uniform:q=0.1", "uniform:q=0.1,at_least_two=1,eta=0.1", "uniform-sets", "superclass:q=0.5", "instance:rate=0.4",
@@ -63,22 +61,13 @@ def main() -> None:
         print(json.dumps(measure(args.rule, args.examples, args.classes)))
         return
     shape = ["--examples", str(args.examples), "--classes", str(args.classes)]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for rule in RULES:
         command = [sys.executable, __file__, *shape, "--rule", rule]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         print(rows[-1], flush=True)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    result = {
-        "command": " ".join(["python", *sys.argv]), "commit": commit.stdout.strip(), "examples": args.examples,
-        "classes": args.classes, "cores": os.cpu_count(), "processor": platform.machine(),
-        "python": platform.python_version(), "load_average": round(os.getloadavg()[0], 2), "rules": rows,
-    }  # fmt: skip
     if args.out is not None:
-        from crosel.utils.files import atomic_write
-
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(args.out, json.dumps(result, indent=2) + "\n")
+        save({"examples": args.examples, "classes": args.classes, "rules": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -11,24 +11,20 @@ epoch.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from record import Arguments, add, chosen, end_with, read, seeds, some
+from record import Arguments, add, chosen, digits, done, end_with, origin, read, seeds, some
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from crosel.config import build_config
-from crosel.data import draw_candidates, load
+from crosel.data import draw_candidates
 from crosel.methods import lws
-from crosel.runs.environment import environment
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
 from crosel.training.trainer import fit, predict_chunks
@@ -208,12 +204,7 @@ class Watch:
 
 
 def prepare(seed: int, rule: str) -> Any:
-    data = load("digits")
-    order = np.random.default_rng(1000 + seed).permutation(data.n)
-    held, rest = order[: data.n // 4], order[data.n // 4 :]
-    assert data.y is not None
-    data = dataclasses.replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held], y_test=data.y[held])
-    return draw_candidates(data, rule, seed)
+    return draw_candidates(digits(seed, held_out=True), rule, seed)
 
 
 def by_class(session: Session, x: Any, y: Any) -> list[float]:
@@ -236,7 +227,6 @@ def run(variant: str, seed: int, detail: bool) -> dict[str, Any]:
     finally:
         lws.lws_terms, lws.lws_weights = terms, weights
     held = by_class(session, data.x_test, data.y_test)
-    known = environment(["python", *sys.argv])
     return {
         "variant": variant, "seed": seed, "held_out_accuracy": round(rows[-1]["test_accuracy"], 4),
         "covering_rate": round(rows[-1]["covering_rate"], 4), "lost": [c for c in range(10) if held[c] < LOST],
@@ -244,7 +234,7 @@ def run(variant: str, seed: int, detail: bool) -> dict[str, Any]:
         "mean_logit_after_epoch_1": round(sum(watch.epochs[0]["logit_on_others"]) / 10, 4),
         **({"epochs": watch.epochs} if detail else {}),
         "settings": list(settings), "seconds": round(time.perf_counter() - started, 1),
-        **{name: known.get(name) for name in ("commit", "started", "python", "torch", "cpu_count")},
+        **origin("cpu_count"),
     }  # fmt: skip
 
 
@@ -274,7 +264,7 @@ def main() -> None:
     variants = chosen(given.variants, VARIANTS, "--variants")
     for seed in given.seeds:
         for variant in variants:
-            if any((row["variant"], row["seed"]) == (variant, seed) for row in read(given.out)):
+            if (variant, seed) in done(given.out, "variant", "seed"):
                 continue
             row = run(variant, seed, given.detail)
             add(row, given.out)

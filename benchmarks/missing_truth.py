@@ -15,12 +15,11 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from record import Arguments, add, count, end_with, read, seeds, some
+from record import Arguments, add, count, digits, done, end_with, origin, read, seeds, some
 
 from crosel.errors import UserError
 
@@ -66,14 +65,9 @@ def prepare(job: Job) -> Any:
     """Digits with drawn sets; on request, held-out training images take the place of the test images."""
     import numpy as np
 
-    from crosel.data import draw_candidates, load
+    from crosel.data import draw_candidates
 
-    data = load("digits")
-    assert data.y is not None
-    if job.on == "held-out":
-        order = np.random.default_rng(1000 + job.seed).permutation(data.n)
-        held, rest = order[: data.n // 4], order[data.n // 4 :]
-        data = dataclasses.replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held], y_test=data.y[held])
+    data = digits(job.seed, held_out=job.on == "held-out")
     data = draw_candidates(data, f"uniform:q=0.3,eta={job.eta:g}", job.seed)
     if job.variant == "oracle":
         assert data.candidates is not None
@@ -102,7 +96,6 @@ def run(job: Job) -> dict[str, Any]:
     import torch
 
     from crosel.config import build_config
-    from crosel.runs.environment import environment
     from crosel.runs.labels import label_table
     from crosel.training.build import build_session, resolve
     from crosel.training.trainer import fit
@@ -129,17 +122,16 @@ def run(job: Job) -> dict[str, Any]:
         }  # fmt: skip
     out |= {"prediction_right": float((table.probabilities.argmax(axis=1) == data.y).mean())}
     out |= {name: [round(row[name], 4) for row in rows] for name in CURVES if name in rows[-1]}
-    known = environment(["python", *sys.argv])
     return out | {
         "flags": watcher.counts, "lambda_d": rows[-1]["lambda_d"], "seconds": round(time.perf_counter() - started, 1),
-        **{name: known.get(name) for name in ("commit", "started", "python", "torch", "cpu_count")},
+        **origin("cpu_count"),
     }  # fmt: skip
 
 
 def run_all(on: str, jobs: list[Job], out: Path, workers: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{on}.jsonl"
-    known = {(row["eta"], row["variant"], row["seed"]) for row in read(path)}
+    known = done(path, "eta", "variant", "seed")
     jobs = [job for job in jobs if (job.eta, job.variant, job.seed) not in known]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for row in pool.imap_unordered(run, jobs):

@@ -1,19 +1,19 @@
 """How many of a model's guesses to keep: digits, with sets made from the scores of a model that has seen 100 images.
 
-    python benchmarks/model_guesses.py > results/digits-model-guesses/runs.jsonl
+    python benchmarks/model_guesses.py --out results/digits-model-guesses/runs.jsonl
 
-It prints one line for each run: the rule, the mean size of the sets, how many hold the truth, and how many labels are
-right before (the model's first guess) and after. `labels_right` counts the labels inside the sets,
+The file gets one line for each run: the rule, the mean size of the sets, how many hold the truth, and how many labels
+are right before (the model's first guess) and after. `labels_right` counts the labels inside the sets,
 `predictions_right` those that the classifier gives when it may leave the set.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from pathlib import Path
 
-from record import Arguments, end_with
+from record import Arguments, add, end_with, origin
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -34,7 +34,9 @@ SETTINGS = {
 
 
 def main() -> None:
-    Arguments(__doc__).parse_args()
+    parser = Arguments(__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
     digits = load_digits()
     images, truth = (digits.images * 15).astype("uint8"), digits.target
     model = LogisticRegression(max_iter=200).fit(digits.data[1500:1600] / 16, truth[1500:1600])
@@ -56,9 +58,10 @@ def main() -> None:
                 "first_guess_right": float((scores.argmax(axis=1) == truth).mean()),
                 "labels_right": float((classifier.transduction_ == truth).mean()),
                 "predictions_right": float((classifier.predict(images[:N]) == truth).mean()),
-                "seconds": round(time.perf_counter() - started, 1),
+                "seconds": round(time.perf_counter() - started, 1), **origin(),
             }  # fmt: skip
-            print(json.dumps(row), flush=True)
+            add(row, out)
+            print(*(row[name] for name in ("rule", "method", "labels_right", "seconds")), flush=True)
 
 
 if __name__ == "__main__":

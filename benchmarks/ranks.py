@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import Arguments, count, end_with
+from record import Arguments, count, end_with, save
 
 CASES: dict[str, dict[str, Any]] = {
     "8x8, small-cnn, CC": {"method": "cc", "network": "small-cnn", "side": 8, "batch": 128, "n": 1280},
@@ -176,18 +175,7 @@ def main() -> None:
         print(f"{a.cycles} cycles of 2 ranks, {len(bad)} ended badly {bad or ''}".rstrip())
         raise SystemExit(bool(bad))
     else:
-        from crosel.runs.environment import environment
-
-        result = {
-            "cases": benchmark(a.rounds), "cores": os.cpu_count(), "machine": platform.machine(),
-            "threads_per_rank": 1, **environment(["python", "benchmarks/ranks.py", *sys.argv[1:]]),
-        }  # fmt: skip
-        text = json.dumps(result, indent=1)
-        if a.out:
-            a.out.parent.mkdir(parents=True, exist_ok=True)
-            a.out.write_text(text + "\n", encoding="utf-8")
-        else:
-            print(text)
+        save({"cases": benchmark(a.rounds), "threads_per_rank": 1}, a.out)
 
 
 if __name__ == "__main__":

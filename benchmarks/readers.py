@@ -8,11 +8,7 @@ folder. For each repeat, the machine's load before it is recorded. `best` is the
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,11 +16,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from record import Arguments, count, end_with
+from record import Arguments, count, end_with, save
 
 from crosel.data import DataSettings, load
 from crosel.data.images import workers
-from crosel.utils.files import atomic_write
 
 
 def timed(source: Path | str, data_dir: Path | None = None, **settings: Any) -> tuple[float, int]:
@@ -55,11 +50,6 @@ def image_folder(folder: Path, count: int, side: int) -> None:
     for i in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
         coarse.resize((side, side)).save(folder / f"class{i % 10}" / f"{i}.jpg", quality=90)
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def measure(data: Path | None, images: int, side: int) -> dict[str, float]:
@@ -101,16 +91,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=count, default=1)
     args = parser.parse_args()
     runs = [measure(args.data, args.images, args.side) for _ in range(args.repeats)]
-    result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]), "commit": commit(), "cores": workers(),
-        "processor": platform.processor() or platform.machine(), "python": platform.python_version(),
-        "numpy": np.__version__, "best": best(runs), "runs": runs,
-    }  # fmt: skip
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(args.out, text + "\n")
+    save({"cores": workers(), "best": best(runs), "runs": runs}, args.out)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ versions and hardware stand next to the result."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -64,11 +65,24 @@ def save(result: dict[str, Any], out: Path | None) -> None:
     atomic_write(out, json.dumps(record, indent=1) + "\n")
 
 
+def origin(*names: str) -> dict[str, Any]:
+    """Where a line of a growing record comes from: commit, start, versions, and what else is named."""
+    from crosel.runs.environment import environment
+
+    known = environment(["python", *sys.argv])
+    return {name: known.get(name) for name in ("commit", "started", "python", "torch", *names)}
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a record that grows run by run; none if it does not exist yet."""
     from crosel.data.text import json_objects
 
     return [row for _, row in json_objects(path, '{"seed": 0}')] if path.is_file() else []
+
+
+def done(path: Path, *names: str) -> set[tuple[Any, ...]]:
+    """What a growing record has already, by the fields that tell its lines apart."""
+    return {tuple(row[name] for name in names) for row in read(path)}
 
 
 def add(row: dict[str, Any], path: Path) -> None:
@@ -87,6 +101,22 @@ def chosen(names: str, known: Iterable[str], flag: str) -> list[str]:
                 f"{flag} {name}: there is no such thing{did_you_mean(name, there)}; there are {'; '.join(there)}"
             )
     return given
+
+
+def digits(seed: int, held_out: bool) -> Any:
+    """scikit-learn's digits; on request a quarter of the training images, another for each seed, replaces the test
+    images."""
+    import numpy as np
+
+    from crosel.data import load
+
+    data = load("digits")
+    if not held_out:
+        return data
+    assert data.y is not None
+    order = np.random.default_rng(1000 + seed).permutation(data.n)
+    held, rest = order[: data.n // 4], order[data.n // 4 :]
+    return dataclasses.replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held], y_test=data.y[held])
 
 
 def some(rows: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:

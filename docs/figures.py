@@ -5,21 +5,23 @@ Plain SVG, so that the same runs give the same bytes: a test draws them again an
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import run_records
+from run_records import Row
+
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results"
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 58, 20, 78, 46
 COLOURS = ("#0b66c3", "#c2410c", "#15803d", "#7e22ce", "#57534e")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 4")  # lines can be told apart without colours too
-
-Row = dict[str, float | str]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Line:
 @dataclass(frozen=True)
 class Figure:
     title: str
-    source: str  # where under results/ the numbers are
+    source: str  # where under results/ the numbers are: GROUP/NAME is line NAME of GROUP.jsonl
     lines: Sequence[Line]
     top: float = 1.0  # where the y axis ends
     bottom: float = 0.0
@@ -40,10 +42,8 @@ class Figure:
 
 
 def rows(run: str) -> list[Row]:
-    """Of a run's folder, or of a trial: those are files side by side."""
-    path = RESULTS / run / "metrics.jsonl"
-    text = (path if path.exists() else RESULTS / f"{run}.metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    """The epochs of the run at GROUP/NAME."""
+    return run_records.rows(run_records.read_run(run))
 
 
 def line(name: str, run: Sequence[Row], metric: str) -> Line:
@@ -68,7 +68,7 @@ def end_of_warm_up(run: Sequence[Row]) -> tuple[float, str]:
 
 
 def figures() -> dict[str, Figure]:
-    return one_run() | by_ambiguity() | own_data() | one_change() | ablations() | schedules() | long_runs()
+    return one_run() | by_ambiguity() | own_data() | one_change() | ablations() | long_runs()
 
 
 def one_run() -> dict[str, Figure]:
@@ -98,16 +98,11 @@ def one_run() -> dict[str, Figure]:
 
 def by_ambiguity() -> dict[str, Figure]:
     digits = {q: [rows(f"digits-q{q}/crosel-seed{seed}") for seed in range(3)] for q in ("0.3", "0.5")}
-    cifar = {f"q = {q}": rows(f"cifar10-q{q}-10min/crosel-seed0") for q in ("0.1", "0.3", "0.5")}
     return {
         "ambiguity": Figure(
             "Digits: share selected, mean of three seeds", "digits-q0.3, digits-q0.5",
             [mean_line(f"q = {q}", runs, "selection_ratio") for q, runs in digits.items()],
             mark=end_of_warm_up(digits["0.3"][0]),
-        ),
-        "ambiguity-cifar10": Figure(
-            "CIFAR-10, WRN-16-8, 70 epochs: share selected", "cifar10-q…-10min/crosel-seed0",
-            lines(cifar, "selection_ratio"), mark=end_of_warm_up(cifar["q = 0.5"]),
         ),
     }  # fmt: skip
 
@@ -115,13 +110,12 @@ def by_ambiguity() -> dict[str, Figure]:
 def own_data() -> dict[str, Figure]:
     names = {"default": "ramp-views-mixup", "CC": "cc", "warm-up and ramp": "ramp", "paper": "paper"}
     runs = {title: rows(f"own-data/cifar10-q0.5/{name}-seed0") for title, name in names.items()}
-    title = "10,000 images of CIFAR-10, q = 0.5: "
     return {
-        "own-data": Figure(f"{title}held-out accuracy", "own-data/cifar10-q0.5", lines(runs, "test_accuracy")),
-        "own-data-covering": Figure(
-            f"{title}predictions in the set", "own-data/cifar10-q0.5", lines(runs, "covering_rate"), bottom=0.5
+        "own-data": Figure(
+            "10,000 images of CIFAR-10, q = 0.5: held-out accuracy", "own-data/cifar10-q0.5",
+            lines(runs, "test_accuracy"),
         ),
-    }
+    }  # fmt: skip
 
 
 def one_change() -> dict[str, Figure]:
@@ -132,32 +126,21 @@ def one_change() -> dict[str, Figure]:
         "D: T = 0.5, γ from 0.6": rows("cifar10-q0.5-study/D"),
     }
     as_it_is = rows("cifar10-study/nothing-seed0")
-    cells = {
+    variants = {
         "as it is": as_it_is,
         "T = 0.5 at once": rows("cifar10-study/T-0.5-from-the-start-seed0"),
         "λ_cr = 4 at once": rows("cifar10-study/lambda-4-from-the-start-seed0"),
         "α = 0.25": rows("cifar10-study/milder-mixup-seed0"),
         "milder views": rows("cifar10-study/milder-strong-views-seed0"),
     }
-    stalled = {
-        "as it is": as_it_is,
-        "eval targets": rows("cifar10-study/targets-in-eval-mode-seed0"),
-        "one network": rows("cifar10-study/one-network-seed0"),
-        "warm-up of 3": rows("cifar10-study/warm-up-3-seed0"),
-        "and T = 0.5": rows("cifar10-study/warm-up-3-and-T-0.5-seed0"),
-    }
     return {
         "study": Figure(
             "Share selected under four settings (CIFAR-10, 24 epochs)", "cifar10-q0.5-study",
             lines(early, "selection_ratio"), mark=end_of_warm_up(rows("cifar10-q0.5-study/A")),
         ),
-        "cells": Figure(
+        "variants": Figure(
             "CIFAR-10, q = 0.5, ResNet-18: share selected when one thing is changed", "cifar10-study",
-            lines(cells, "selection_ratio"), mark=end_of_warm_up(as_it_is),
-        ),
-        "stalled": Figure(
-            "CIFAR-10, q = 0.5, ResNet-18: held-out accuracy", "cifar10-study",
-            lines(stalled, "test_accuracy"), bottom=0.25,
+            lines(variants, "selection_ratio"), mark=end_of_warm_up(as_it_is),
         ),
     }  # fmt: skip
 
@@ -171,42 +154,11 @@ def ablations() -> dict[str, Figure]:
         "one network": rows(f"{folder}/one-network-seed0"),
         "no co-mix": rows(f"{folder}/without-comix-seed0"),
     }
-    fewer = {
-        "all of CroSel": runs["all of CroSel"],
-        "β1, β2": rows(f"{folder}/in-the-set-and-stable-seed0"),
-        "β1": rows(f"{folder}/in-the-set-seed0"),
-        "β1 β2 no co-mix": rows(f"{folder}/in-the-set-and-stable-without-comix-seed0"),
-        "no co-mix": runs["no co-mix"],
-    }
-    mark = end_of_warm_up(runs["all of CroSel"])
     return {
         "ablations": Figure(
             "CIFAR-10, q = 0.5, ResNet-18, 52 epochs: test accuracy", folder,
-            lines(runs, "test_accuracy"), bottom=0.55, mark=mark,
+            lines(runs, "test_accuracy"), bottom=0.55, mark=end_of_warm_up(runs["all of CroSel"]),
         ),
-        "ablations-criteria": Figure(
-            "The same with fewer criteria: test accuracy", folder,
-            lines(fewer, "test_accuracy"), bottom=0.55, mark=mark,
-        ),
-        "ablations-selected": Figure(
-            "The same runs: share selected", folder, lines(runs, "selection_ratio"), mark=mark,
-        ),
-    }  # fmt: skip
-
-
-def schedules() -> dict[str, Figure]:
-    where = "cifar10-q0.5-60-epochs, cifar10-q0.5-restart, cifar10-q0.5-10min/crosel-seed0"
-    runs = {
-        "λ_cr = 1": rows("cifar10-q0.5-60-epochs/crosel-seed0"),
-        "long warm-up, restart": rows("cifar10-q0.5-restart/crosel-seed0"),
-        "λ_cr from 1 to 4": rows("cifar10-q0.5-10min/crosel-seed0"),
-    }
-    return {
-        "schedules": Figure(
-            "CIFAR-10, q = 0.5, WRN-16-8: test accuracy under three schedules", where,
-            lines(runs, "test_accuracy"), bottom=0.4,
-        ),
-        "schedules-selected": Figure("The same runs: share selected", where, lines(runs, "selection_ratio")),
     }  # fmt: skip
 
 

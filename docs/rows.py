@@ -1,12 +1,14 @@
 """Write the tables of docs/rows.md from the runs under results/: `python docs/rows.py`.
 
-A run belongs to a row if it was made with the row's settings, whatever its folder is called: those of a preset as it is
-now, or of a suite's cell. Nothing is chosen by accuracy. A test writes the tables again and compares.
+A run belongs to a row if it was made with the row's settings, whatever its name: those of a preset as it is now, or of
+an entry of a suite. Nothing is chosen by accuracy. A test writes the tables again and compares.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +24,12 @@ from crosel.runs.folder import first_difference
 from crosel.training.build import filled_from_data
 from crosel.utils.trees import dotted
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from run_records import groups, unpack
+
 DOCS = Path(__file__).parent
 PAGE = DOCS / "rows.md"
-RESULTS = DOCS.parent / "results"
 KEYS = {"accuracy": "test_accuracy", "S-ratio": "selection_ratio", "S-acc": "oracle_selection_accuracy"}
 NOISE = 0.5  # points by which one seed's accuracy may differ from another's
 
@@ -67,10 +72,16 @@ def is_run_of(run: Run, config: RunConfig) -> bool:
     return first_difference(run.settings, asked, {*filled_from_data(config), "data.split_seed"}) is None
 
 
-def gpu_runs(results: Path = RESULTS) -> list[Run]:
-    """Finished runs of the paper's data on a GPU; other folders (`agreement/`, `trials/`) hold other measurements."""
-    folders = [folder for folder in sorted(results.iterdir()) if re.match("cifar|svhn", folder.name)]
-    return [run for run in collect(folders).finished if "NVIDIA" in run.hardware]
+def gpu_runs(folder: Path) -> list[Run]:
+    """Finished runs of the paper's data on a GPU."""
+    return [run for run in collect([folder]).finished if "NVIDIA" in run.hardware]
+
+
+def recorded() -> list[Run]:
+    """Those under results/; groups of other names (`agreement`, `trials`) hold other measurements."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack([group for group in groups() if re.match("cifar|svhn", group.name)], Path(folder))
+        return gpu_runs(Path(folder))
 
 
 def mean(runs: Sequence[Run], name: str) -> Estimate | None:
@@ -87,14 +98,14 @@ def measured(runs: Sequence[Run]) -> list[str]:
     return [share(mean(runs, name)) for name in KEYS] if runs else ["not run", "", ""]
 
 
-def kept(runs: Sequence[Run], results: Path) -> list[str]:
-    """Cells: seconds of all epochs, seeds, folders."""
+def kept(runs: Sequence[Run]) -> list[str]:
+    """Cells: seconds of all epochs, seeds, records."""
     seconds = [run.seconds for run in runs if run.seconds is not None]
-    names = dict.fromkeys(re.sub(r"-seed\d+$", "-seedN", str(run.path.relative_to(results))) for run in runs)
+    names = dict.fromkeys((run.path.parts[-2], re.sub(r"-seed\d+$", "-seedN", run.path.name)) for run in runs)
     return [
         f"{estimate(seconds).mean:.0f}" if seconds else "",
         ", ".join(map(str, sorted(run.seed for run in runs))),
-        ", ".join(f"`{name}`" for name in names),
+        ", ".join(f"[{group}/{name}](../results/{group}.jsonl)" for group, name in names),
     ]
 
 
@@ -106,7 +117,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def targets(runs: Sequence[Run], results: Path = RESULTS) -> str:
+def targets(runs: Sequence[Run]) -> str:
     rows = []
     for target in TARGETS:
         mine = [run for run in runs if is_run_of(run, target.config)]
@@ -118,10 +129,10 @@ def targets(runs: Sequence[Run], results: Path = RESULTS) -> str:
         ]
         rows.append([
             target.title, f"{target.minutes} min", ", ".join(must), ", ".join(papers), *measured(mine),
-            shortfall(target, mine), *kept(mine, results), f"`{target.preset}`",
+            shortfall(target, mine), *kept(mine), f"`{target.preset}`",
         ])  # fmt: skip
     head = ("setting", "at most", "target", "paper", "ours", "S-ratio", "S-acc", "reached", "seconds", "seeds",
-            "folder", "preset")  # fmt: skip
+            "record", "preset")  # fmt: skip
     return table(head, rows)
 
 
@@ -140,7 +151,7 @@ def shortfall(target: Target, runs: Sequence[Run]) -> str:
     return ", ".join(missed) or "yes"
 
 
-def others(runs: Sequence[Run], results: Path = RESULTS) -> str:
+def others(runs: Sequence[Run]) -> str:
     """Every other run of CroSel on test images of these settings: none is left out for its figures."""
     taken = [target.config for target in TARGETS] + [cell.config for cell in expand(read_suite("fast-ablations"))]
     rows = []
@@ -152,15 +163,15 @@ def others(runs: Sequence[Run], results: Path = RESULTS) -> str:
             and not any(is_run_of(run, config) for config in taken)
         ]
         rows += [
-            [title, members[0].network, str(members[0].epochs), *measured(members), *kept(members, results)]
+            [title, members[0].network, str(members[0].epochs), *measured(members), *kept(members)]
             for members in group(here)
         ]
-    head = ("setting", "network", "epochs", "accuracy", "S-ratio", "S-acc", "seconds", "seeds", "folder")
+    head = ("setting", "network", "epochs", "accuracy", "S-ratio", "S-acc", "seconds", "seeds", "record")
     return table(head, rows)
 
 
-def cells(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig, list[Run]]]:
-    """By what is changed: the settings of a suite's cell, and its runs."""
+def runs_by_change(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig, list[Run]]]:
+    """By what is changed: the settings of a suite's entry, and its runs."""
     out = {}
     for cell in expand(read_suite(suite), seeds=1):
         change = cell.name.partition("=")[2].removesuffix("-seed0")
@@ -168,9 +179,9 @@ def cells(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig, list[Ru
     return out
 
 
-def ablations(runs: Sequence[Run], results: Path = RESULTS) -> str:
+def ablations(runs: Sequence[Run]) -> str:
     """Each ablation beside the paper's row, and what it costs: on other data only the difference can be compared."""
-    found = cells("fast-ablations", runs)
+    found = runs_by_change("fast-ablations", runs)
     settings = {change: dotted(config.model_dump(mode="json")) for change, (config, _) in found.items()}
     beside = reference("cifar10", list(settings.values()))
     whole = mean(found["nothing"][1], "accuracy")
@@ -184,10 +195,10 @@ def ablations(runs: Sequence[Run], results: Path = RESULTS) -> str:
         rows.append([
             f"`{change}`", *measured(mine), *(share(Figure(figure.mean)) for figure in papers), data,
             "" if cost is None else f"{cost:+.2f}", f"{theirs:+.2f}",
-            "" if cost is None or change == "nothing" else agreement(cost, theirs), *kept(mine, results),
+            "" if cost is None or change == "nothing" else agreement(cost, theirs), *kept(mine),
         ])  # fmt: skip
     head = ("change", "accuracy", "S-ratio", "S-acc", "paper: accuracy", "S-ratio", "S-acc", "paper's data",
-            "difference, ours", "difference, paper", "agrees", "seconds", "seeds", "folder")  # fmt: skip
+            "difference, ours", "difference, paper", "agrees", "seconds", "seeds", "record")  # fmt: skip
     return table(head, rows)
 
 
@@ -197,15 +208,15 @@ def agreement(ours: float, papers: float) -> str:
     return "yes" if ours * papers > 0 else "no"
 
 
-def study(runs: Sequence[Run], results: Path = RESULTS) -> str:
-    found = cells("study-cifar10", runs)
+def study(runs: Sequence[Run]) -> str:
+    found = runs_by_change("study-cifar10", runs)
     base = mean(found["nothing"][1], "accuracy")
     rows = []
     for change, (_, mine) in found.items():
         ours = mean(mine, "accuracy")
         difference = f"{ours.mean - base.mean:+.2f}" if ours and base else ""
-        rows.append([f"`{change}`", *measured(mine), difference, *kept(mine, results)])
-    head = ("change", "held-out accuracy", "S-ratio", "S-acc", "difference", "seconds", "seeds", "folder")
+        rows.append([f"`{change}`", *measured(mine), difference, *kept(mine)])
+    head = ("change", "held-out accuracy", "S-ratio", "S-acc", "difference", "seconds", "seeds", "record")
     return table(head, rows)
 
 
@@ -213,14 +224,13 @@ TABLES = {"targets": targets, "others": others, "ablations": ablations, "study":
 _PLACE = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
-def filled(page: str, results: Path = RESULTS) -> str:
+def filled(page: str, runs: Sequence[Run]) -> str:
     """The page with its tables written anew."""
-    runs = gpu_runs(results)
-    return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](runs, results)}\n\n{found[3]}", page)
+    return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](runs)}\n\n{found[3]}", page)
 
 
 def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
 
 
 if __name__ == "__main__":

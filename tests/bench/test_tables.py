@@ -1,4 +1,4 @@
-"""Tables of runs made by hand, of the repository's own results, and what each format makes of awkward text."""
+"""Tables of runs made by hand, and what each format makes of awkward text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import pytest
 from _made import make_run
 
 from crosel.bench import expand, read_suite
-from crosel.bench.tables import build, collect, main_figures, make_tables, notes_of, paper, pick_format, render
+from crosel.bench.tables import build, collect, main_figures, make_tables, paper, pick_format
 from crosel.bench.tables.build import Row, Table
 from crosel.bench.tables.paper import METRICS, Figure
 from crosel.bench.tables.render import escape_latex, escape_markdown, latex_table, markdown_table
 from crosel.bench.tables.statistics import Estimate
 from crosel.errors import UserError
-
-RESULTS = Path(__file__).parents[2] / "results"
 
 
 def rows_of(*folders: Path) -> tuple[Row, ...]:
@@ -401,15 +399,3 @@ def test_formats_by_name_and_ending() -> None:
         pick_format(None, Path("a.xlsx"))
     with pytest.raises(UserError, match=r"did you mean 'latex'"):
         pick_format("latx")
-
-
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="only in the repository")
-def test_the_repositorys_own_results() -> None:
-    collection = collect([RESULTS])  # once for all formats: it takes seconds
-    assert not collection.unfinished
-    assert not collection.problems
-    tables = build(collection.finished)
-    for form in ("markdown", "csv", "latex"):
-        text = render(tables, form, notes_of(tables, collection))
-        assert "93.93" in text
-        assert "97.34" in text

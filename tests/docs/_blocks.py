@@ -106,6 +106,9 @@ class Reader:
             code, said = result.code, result.err + result.out
         elif words[0] == "python" and len(words) == 2:  # in this process, which has everything loaded
             code, said = 0, run_script(words[1])
+        elif words[0] == "python":
+            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, cwd=self.folder)
+            code, said = done.returncode, done.stderr + done.stdout
         else:
             done = subprocess.run(command, shell=True, cwd=self.folder, capture_output=True, text=True, check=False)
             code, said = done.returncode, done.stderr + done.stdout

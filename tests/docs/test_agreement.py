@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 
+import agreement
 import pytest
+import speed
 import torch
-from _blocks import ROOT
 
 from crosel.config import build_config
 from crosel.data import draw_candidates
@@ -19,16 +19,8 @@ from crosel.training.step import TrainStep
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
-@pytest.mark.usefixtures("_benchmarks")
 def test_the_start_is_what_a_run_of_the_preset_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit. A small network, for speed."""
-    agreement = importlib.import_module("agreement")
-    speed = importlib.import_module("speed")
     data, seed = speed.images(None, 640), 3
     options = argparse.Namespace(device="cpu", set=["network.name=wrn-10-1"])
     walk = agreement.Walk(data, options, seed, speed.PLAIN, kind="start")

@@ -51,7 +51,8 @@ def follow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follow]:
             if earlier:
                 shutil.copytree(earlier.folder, folder, symlinks=True, dirs_exist_ok=True)
             else:
-                (folder / "results").symlink_to(ROOT / "results")  # as in a clone
+                for name in ("benchmarks", "results"):  # as in a clone
+                    (folder / name).symlink_to(ROOT / name)
             os.chdir(folder)
             reader = Reader(folder)
             for block in blocks_of(page):

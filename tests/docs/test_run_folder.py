@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from _blocks import ROOT
 from _support import run_cli
+from run_records import groups, read_group
 
 NAMED = set(re.findall(r"`([\w.]+)/?`", (ROOT / "docs/run-folder.md").read_text(encoding="utf-8")))
 
@@ -22,10 +22,5 @@ def test_every_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_named() -> None:
-    lines = [
-        line
-        for file in (ROOT / "results").rglob("*metrics.jsonl")
-        for line in file.read_text(encoding="utf-8").splitlines()
-    ]
-    names = {name for line in lines for name in json.loads(line)}
+    names = {name for group in groups() for run in read_group(group).values() for name in run["metrics"]}
     assert {"selection_ratio", "purified_set_size"} <= names <= NAMED
