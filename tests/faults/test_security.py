@@ -31,7 +31,7 @@ from crosel.errors import UserError
 from crosel.runs.folder import RunFolder
 from crosel.runs.outcome import read_archive
 from crosel.training import checkpoint
-from crosel.utils.csv_cells import unguard
+from crosel.utils.csv_cells import unescape_formula
 from crosel.utils.redact import without_secrets
 from crosel.utils.yaml_files import read_yaml
 
@@ -238,7 +238,7 @@ def test_no_formula_in_tables_as_csv() -> None:
     first, second = list(csv.reader(io.StringIO(text)))
     for cell in second:
         assert not cell or cell[0] not in "=+-@\t\r", cell
-    found = dict(zip(first, map(unguard, second), strict=True))
+    found = dict(zip(first, map(unescape_formula, second), strict=True))
     assert found["method"] == "=cmd|' /C calc'!A0"
     assert found["dataset"] == "=HYPERLINK(1)"
 

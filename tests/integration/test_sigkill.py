@@ -97,7 +97,7 @@ def test_killed_at_a_chosen_moment(
         {"target": "os:fsync", "call": 1, "when": "half"},  # metrics.jsonl, put right from the checkpoint
         {"target": "os:replace", "call": 1, "when": "after"},
         {"target": "os:fsync", "call": 2, "when": "half"},  # the first checkpoint after going on
-        {"target": "crosel.runs.folder:remove_stray", "call": 1, "when": "before"},
+        {"target": "crosel.runs.folder:remove_temporary_files", "call": 1, "when": "before"},
         {"target": "crosel.training.session:Session.restore", "call": 1, "when": "after"},
     ],
     ids=lambda trap: f"{trap['target']} {trap['call']} {trap['when']}",

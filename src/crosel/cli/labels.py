@@ -56,19 +56,19 @@ def labels(
     from crosel.runs.folder import load_run
     from crosel.runs.labels import LabelStudio, check_ending, label_table, write_labels, write_outside
     from crosel.training.devices import pick_device
-    from crosel.utils.files import folder_of, keep_apart
+    from crosel.utils.files import new_folder, refuse_overwrite
 
     check_ending(out, only_outside)  # before what may take minutes
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
     in_run = out.absolute().parent.resolve() == run.resolve()
     rewrites = "labels.csv" if in_run and not only_outside else ""  # a run's own are all of its labels
-    keep_apart(out, session.config.source, session.config.data.inputs, tasks, rewrites=rewrites)
+    refuse_overwrite(out, session.config.source, session.config.data.inputs, tasks, rewrites=rewrites)
     if doubtful_first and in_run:  # whose labels.csv is read by row
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
     table = label_table(session, outside_gamma)
     if doubtful_first:
         table = table.doubtful_first()
-    with folder_of(out):
+    with new_folder(out.parent):
         if only_outside:
             typer.echo(f"{write_outside(table, out):,} of {len(table.flags):,} sets seem to miss the true label: {out}")
             return

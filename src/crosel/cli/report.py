@@ -20,14 +20,14 @@ def report(
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
     from crosel.report import write_report
     from crosel.runs.folder import RunFolder
-    from crosel.utils.files import folder_of
+    from crosel.utils.files import new_folder
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: the report is an .html file; use this ending")
     folders = [RunFolder(path) for path in runs]
     for folder in folders:
         folder.read_config()  # says what is wrong with the folder, if anything
-    with folder_of(out):
+    with new_folder(out.parent):
         write_report(folders, out, plots=plots)
     typer.echo(f"report: {out}")
     if plots is not None:

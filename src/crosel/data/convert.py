@@ -10,7 +10,7 @@ from crosel.data.settings import DataSettings, OnImages
 from crosel.data.sources import load
 from crosel.data.summary import Summary, summarise
 from crosel.errors import UserError
-from crosel.utils.files import folder_of, keep_apart
+from crosel.utils.files import new_folder, refuse_overwrite
 
 
 def convert(
@@ -25,9 +25,9 @@ def convert(
     """Read a source, make its candidate sets by the rule, write it to `out` (npz), and return a summary of the sets."""
     if out.suffix.lower() != ".npz":
         raise UserError(f"{out}: the output is an .npz file; use this ending")
-    keep_apart(out, source, settings.inputs if settings else None)
+    refuse_overwrite(out, source, settings.inputs if settings else None)
     data = draw_candidates(with_weights(load(source, data_dir, settings, progress), rule), rule, seed)
     summary = summarise(data)
-    with folder_of(out):
+    with new_folder(out.parent):
         write_npz(data, out)
     return summary

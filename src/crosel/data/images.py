@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from crosel.data.image_cache import ImageCache
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, one_line, spoils_lines
+from crosel.utils.limits import check_bytes, has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
@@ -144,7 +144,7 @@ def _read(
     for row, error in failed.items():
         place = f"{places[row]}: " if places and places[row] else ""
         name = str(paths[row])
-        bad[row] = f"{place}{repr(name) if spoils_lines(name) else name}: {_reason(error)}"
+        bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_reason(error)}"
     return out, bad
 
 

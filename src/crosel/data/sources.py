@@ -12,7 +12,7 @@ from crosel.data.formats import Chunk, Format, InputSpec, find_format, published
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import one_line, spoils_lines
+from crosel.utils.limits import has_control_characters, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,9 @@ def check_there(source: str, data_dir: Path | None) -> None:
 def _near_file(path: Path) -> str:
     """Return ` (did you mean 'x'?)` for the file beside this one with the nearest name, or nothing."""
     try:
-        names = [file.name for file in path.parent.iterdir() if file.is_file() and not spoils_lines(file.name)]
+        names = [
+            file.name for file in path.parent.iterdir() if file.is_file() and not has_control_characters(file.name)
+        ]
     except OSError:
         return ""
     near = [name for name in names if did_you_mean(path.stem, [Path(name).stem])]  # endings make all names alike

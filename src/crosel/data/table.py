@@ -17,7 +17,7 @@ from crosel.data.images import read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
-from crosel.utils.limits import shown, spoils_lines
+from crosel.utils.limits import has_control_characters, shown
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ def image_path(cell: Any, root: Path) -> Path:
     text = cell.strip().removeprefix("file://")
     if "://" in text:
         raise ValueError(f"{shown(text)} is an address, not a file; download the images first")
-    if spoils_lines(text) or len(text) > 4000:
+    if has_control_characters(text) or len(text) > 4000:
         raise ValueError("not a path to an image")
     path = root / text
     if "\\" in text and not path.exists():  # a list that was written on Windows

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import check_bytes, shown, spoils_lines
+from crosel.utils.limits import check_bytes, has_control_characters, shown
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
@@ -45,7 +45,7 @@ def label_name(value: Any, what: str = "label") -> str:
     if len(name) > MAX_NAME:
         raise ValueError(f"a {what} of {len(name)} characters; at most {MAX_NAME} are allowed")
     # Line breaks and half characters would spoil what is written later.
-    if spoils_lines(name):
+    if has_control_characters(name):
         raise ValueError(f"{what} {shown(name)} holds a character that cannot be printed (a line break?); remove it")
     return name
 

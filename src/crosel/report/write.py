@@ -18,7 +18,7 @@ from crosel.report.gather import RunData, gather, training_inputs
 from crosel.report.page import run_page
 from crosel.report.raster import png
 from crosel.runs.folder import RunFolder
-from crosel.utils.files import atomic_write, make_folder, remove_stray
+from crosel.utils.files import atomic_write, make_folder, remove_temporary_files
 
 
 def write_report(
@@ -57,7 +57,7 @@ def _inputs(runs: Sequence[RunData], data: Dataset | None) -> list[NDArray[Any] 
 
 def write_plots(figures: Sequence[Figure], folder: Path) -> None:
     make_folder(folder)
-    remove_stray(folder)
+    remove_temporary_files(folder)
     for figure in figures:
         drawing = figure.with_words()
         atomic_write(folder / f"{figure.name}.svg", drawing.svg_file(figure.description), durable=False)

@@ -14,8 +14,8 @@ from crosel.data.text import CsvFile
 from crosel.errors import UserError, did_you_mean, tell
 from crosel.runs.decisions import Decisions, read_lines, replay
 from crosel.runs.folder import RunFolder
-from crosel.utils.csv_cells import csv_line, unguard
-from crosel.utils.files import atomic_write, folder_of, keep_apart
+from crosel.utils.csv_cells import csv_line, unescape_formula
+from crosel.utils.files import atomic_write, new_folder, refuse_overwrite
 from crosel.utils.limits import shown
 
 COLUMNS = ("id", "label", "decision")
@@ -36,13 +36,13 @@ def export_corrections(run: Path, out: Path) -> int:
     ids, decisions = saved.ids, Decisions(len(saved.candidates))
     for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes).notes():
         tell(note)
-    keep_apart(out, run / "review.jsonl", config.source, config.data.inputs)
+    refuse_overwrite(out, run / "review.jsonl", config.source, config.data.inputs)
     if out.suffix.lower() != ".csv":
         raise UserError(f"{out}: decisions are written as .csv; use this ending")
     count = int((decisions.kinds > 0).sum())
     if not count:
         raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
-    with folder_of(out):
+    with new_folder(out.parent):
         atomic_write(out, corrections_csv(decisions, ids, saved.classes))
     return count
 
@@ -74,14 +74,14 @@ def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
     for place, name, label in _csv_rows(path):
         if label == "":
             continue
-        row = rows.find(name) if rows.find(name) is not None else rows.find(unguard(name))
+        row = rows.find(name) if rows.find(name) is not None else rows.find(unescape_formula(name))
         if row is None:
             raise UserError(
                 f"{place}: no example has the id {shown(name)}; remove the line, or give the ids of the data"
             )
         if row < 0:
             raise UserError(f"{place}: several examples have the id {shown(name)}; ids must be unique")
-        j = number.get(label, number.get(unguard(label)))
+        j = number.get(label, number.get(unescape_formula(label)))
         if j is None:
             near = did_you_mean(label, data.classes)
             raise UserError(f"{place}: {shown(label)} is not one of the {len(data.classes)} classes{near}")

@@ -34,7 +34,7 @@ from crosel.utils.files import (
     disk_errors,
     make_folder,
     new_folder,
-    remove_stray,
+    remove_temporary_files,
 )
 from crosel.utils.limits import check_bytes
 from crosel.utils.out_of_memory import OutOfMemoryAdvice
@@ -101,7 +101,7 @@ class RunFolder:
     ) -> None:
         """Lay out a new run. The config comes last: a folder without it is not a run yet."""
         make_folder(self.checkpoints)
-        remove_stray(self.path)
+        remove_temporary_files(self.path)
         self.write_candidates(data, corrected)
         atomic_write(self / "environment.json", json.dumps(environment, indent=1) + "\n")
         atomic_write(self / "metrics.jsonl", "")
@@ -210,7 +210,7 @@ class RunFolder:
     def restore(self, session: Session) -> list[str]:
         """Load the newest good checkpoint into the session; return lines about what was found."""
         make_folder(self.checkpoints)
-        remove_stray(self.path)
+        remove_temporary_files(self.path)
         found = checkpoint.load_newest(self.checkpoints)
         if found.checkpoint is not None:
             self.check_unchanged(session.config, found.checkpoint.state)

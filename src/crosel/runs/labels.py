@@ -24,7 +24,7 @@ from crosel.methods.crosel import CroSel
 from crosel.training.metrics import predictions_per_class, rarely_predicted
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
-from crosel.utils.csv_cells import csv_line, join_names, split_names, unguard
+from crosel.utils.csv_cells import csv_line, join_names, split_names, unescape_formula
 from crosel.utils.files import atomic_write_with
 from crosel.utils.limits import shown
 
@@ -334,7 +334,7 @@ def read_labels(path: Path) -> list[LabelRow]:
 def _row(cells: list[str], place: str) -> LabelRow:
     if len(cells) != len(COLUMNS):
         raise UserError(f"{place}: {len(cells)} cells for {len(COLUMNS)} columns; {WRITE_AGAIN}")
-    name, label, confidence, selected, candidates, flag = map(unguard, cells)
+    name, label, confidence, selected, candidates, flag = map(unescape_formula, cells)
     try:
         sure = float(confidence)
     except ValueError:

@@ -17,7 +17,7 @@ from crosel.runs.folder import load_run
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
 from crosel.utils.csv_cells import csv_line
-from crosel.utils.files import atomic_write_with, folder_of, keep_apart
+from crosel.utils.files import atomic_write_with, new_folder, refuse_overwrite
 
 logger = logging.getLogger(__name__)
 OnPredictions = Callable[[int], None]  # called with the number of predictions so far
@@ -36,9 +36,9 @@ def predict_file(
     suffix = out.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise UserError(f"{out}: predictions are written as .csv or .jsonl; use one of these endings")
-    keep_apart(out, source)
+    refuse_overwrite(out, source)
     session = load_run(run, device, trust_code, needs_data=False)
-    keep_apart(out, session.config.source, session.config.data.inputs)
+    refuse_overwrite(out, session.config.source, session.config.data.inputs)
     top = min(top, len(session.data.classes))
     line = _csv_row if suffix == ".csv" else _json_row
     count, brightest = 0, 0
@@ -57,7 +57,7 @@ def predict_file(
             if progress is not None:
                 progress(count)
 
-    with folder_of(out):
+    with new_folder(out.parent):
         atomic_write_with(out, write)
     if source.suffix.lower() == ".npz":
         warn_of_dark(session, brightest, source)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write, disk_errors
-from crosel.utils.limits import memory_bound
+from crosel.utils.limits import memory_limit
 
 _STATE: dict[str, Any] = {
     "epoch": int, "step": int, "rows": list, "seconds": (int, float), "device": str, "data": str, "candidates": str,
@@ -160,7 +160,7 @@ def _in_order(folder: Path) -> list[tuple[str, Path]]:
 def _read(path: Path) -> bytes:
     """The content, unless it is no plain file or more than the memory holds: the folder may come from a stranger."""
     about = path.stat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > memory_bound():
+    if not stat.S_ISREG(about.st_mode) or about.st_size > memory_limit():
         raise ValueError(f"{path}: not a plain file, or too large")
     return path.read_bytes()
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from crosel.errors import UserError
 from crosel.training.optimiser import copies_kept
-from crosel.utils.limits import gib, memory_bound
+from crosel.utils.limits import gib, memory_limit
 
 if TYPE_CHECKING:
     from crosel.config import TrainSettings
@@ -76,7 +76,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, not in use
         return int(torch.cuda.mem_get_info(device)[0]) + spare
-    bounds = [memory_bound()]
+    bounds = [memory_limit()]
     if not os.environ.get("CROSEL_MEMORY_GB"):
         with contextlib.suppress(OSError, ValueError, StopIteration):
             lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -2,7 +2,7 @@
 
 A spreadsheet runs a cell that begins with = + - @ (or a tab or line break before them) as a formula, and names of
 labels and files come from outside. Such cells get an apostrophe in front, which spreadsheets take for "this is text";
-numbers stay as they are. `unguard` takes the apostrophe away again, and only that one.
+numbers stay as they are. `unescape_formula` takes the apostrophe away again, and only that one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ _GUARDED = re.compile(r"'+[=+\-@\t\r\n]")
 _NAMES = re.compile(r"(?:[^\\|]|\\.)*", re.DOTALL)
 
 
-def guard(cell: str) -> str:
+def escape_formula(cell: str) -> str:
     """The cell as text that no spreadsheet runs."""
     return "'" + cell if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
 
 
-def unguard(cell: str) -> str:
+def unescape_formula(cell: str) -> str:
     return cell[1:] if _GUARDED.match(cell) else cell
 
 
 def csv_line(cells: Iterable[str]) -> bytes:
     """One row. Half characters (lone surrogates) have no UTF-8 and are written as \\udXXX."""
     # Not csv.writer: with "\n" as line end it leaves a "\r" bare, which its own reader then takes for a line end.
-    quoted = ('"' + c.replace('"', '""') + '"' if any(s in c for s in ',"\r\n') else c for c in map(guard, cells))
+    safe = map(escape_formula, cells)
+    quoted = ('"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"\r\n') else cell for cell in safe)
     return (",".join(quoted) + "\n").encode("utf-8", "backslashreplace")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -47,7 +47,7 @@ def disk_errors(path: Path, elsewhere: str = "choose another place with --out") 
         raise UserError(f"{path}: {remedy.replace('{elsewhere}', elsewhere)}") from None
 
 
-def keep_apart(out: Path, *sources: Path | str | None, rewrites: str = "") -> None:
+def refuse_overwrite(out: Path, *sources: Path | str | None, rewrites: str = "") -> None:
     """Refuse to write over what is read, and over a file that a run lives by, except that which `rewrites` names.
 
     Such a file need not be there yet: what stood under its name would be taken for the run's own.
@@ -110,11 +110,6 @@ def new_folder(path: Path) -> Iterator[None]:
                 break
 
 
-def folder_of(out: Path) -> AbstractContextManager[None]:
-    """The folder of a file that is to be written."""
-    return new_folder(out.parent)
-
-
 def atomic_write(path: Path, content: bytes | str, durable: bool = True) -> None:
     """Write a whole file: a temporary neighbour, flushed to the disk, then renamed over the target.
 
@@ -142,7 +137,7 @@ def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object], durable:
             sync_folder(path.parent)
 
 
-def remove_stray(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove what a killed process was in the middle of writing, also in folders below. Only for the folder's owner."""
     with disk_errors(folder):
         for stray in list(folder.rglob(f"{TEMPORARY}*")):

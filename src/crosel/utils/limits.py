@@ -12,7 +12,7 @@ MAX_LINE = 1 << 24  # bytes in a line of text; a longer one is no table
 MAX_JSON = 1 << 30  # bytes in a JSON document, which is held as Python objects of about ten times the size
 
 
-def memory_bound() -> int:
+def memory_limit() -> int:
     """Bytes that data may take: CROSEL_MEMORY_GB, or four fifths of this machine's memory."""
     given = os.environ.get("CROSEL_MEMORY_GB")
     if given:
@@ -28,7 +28,7 @@ def memory_bound() -> int:
 
 def check_bytes(count: int, what: str, place: object) -> None:
     """Refuse what would not fit into memory before it is allocated."""
-    bound = memory_bound()
+    bound = memory_limit()
     if count > bound:
         raise UserError(
             f"{place}: {what} would take {gib(count)} of memory, more than the limit of {gib(bound)} "
@@ -41,7 +41,7 @@ def gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 0.1 * 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def check_plain(path: Path) -> None:
+def check_regular_file(path: Path) -> None:
     """Refuse pipes and devices, which may keep a reader waiting for ever or have no end."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a plain file; pipes and devices are not read")
@@ -52,7 +52,7 @@ def shown(value: object) -> str:
     return repr(_cut(value if isinstance(value, str) else repr(value), 60))
 
 
-def spoils_lines(text: str) -> bool:
+def has_control_characters(text: str) -> bool:
     """Whether a text holds line breaks, other control characters or half characters."""
     return not text.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
 

@@ -13,7 +13,7 @@ from crosel.bench.tables.paper import main_figures, paper
 from crosel.bench.tables.render import ENDINGS, FORMATS, notes_of, render
 from crosel.bench.tables.statistics import Estimate, PairedTest, estimate, paired_t_test
 from crosel.errors import UserError, choose_from
-from crosel.utils.files import atomic_write, folder_of
+from crosel.utils.files import atomic_write, new_folder
 
 __all__ = [
     "FORMATS", "Collection", "Estimate", "PairedTest", "Row", "Run", "Table", "TablesText", "build", "collect",
@@ -73,6 +73,6 @@ def tables_command(folders: Sequence[Path], form: str | None, out: Path | None, 
     if out is None:
         echo(text.rstrip("\n"))
         return
-    with folder_of(out):
+    with new_folder(out.parent):
         atomic_write(out, text)
     echo(f"tables: {out}")

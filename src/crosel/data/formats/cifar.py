@@ -19,7 +19,7 @@ from crosel.data.formats.base import Format
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, check_plain, one_line, shown
+from crosel.utils.limits import check_bytes, check_regular_file, one_line, shown
 
 GET_AGAIN = "remove the folder and get the published files again: crosel data get"
 
@@ -158,7 +158,7 @@ def _text(key: Any) -> str:
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """Return the dictionary in a published CIFAR file, with text keys."""
-    check_plain(path)
+    check_regular_file(path)
     try:
         check_bytes(2 * path.stat().st_size, "its content", path)
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
