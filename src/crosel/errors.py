@@ -35,7 +35,7 @@ class RankZeroFailed(Exception):  # noqa: N818
 
 
 def tell(text: str) -> None:
-    """Say in a line what the user should know and what is no error. Going: modules log (`crosel.utils.log`)."""
+    """Say in a line what the user should know and what is no error. Going: modules log."""
     logging.getLogger("crosel").warning(text)
 
 

@@ -33,7 +33,7 @@ from crosel.runs.folder import RunFolder
 from crosel.runs.pipeline import train_run
 from crosel.training.build import resolve
 from crosel.training.devices import pick_device
-from crosel.utils.console import duration
+from crosel.utils.text import duration
 
 VOID = {"meta", "link", "img", "br"}
 NASTY = ["<script>alert(1)</script>", 'a" onload="x', "b|c&amp;'d"]

@@ -31,8 +31,7 @@ from crosel.config import build_config, check_config
 from crosel.estimator import CroSelClassifier
 from crosel.methods import methods
 from crosel.presets import presets
-from crosel.utils.console import Console
-from crosel.utils.log import log_lines, mute
+from crosel.utils.console import Console, log_lines, mute
 from crosel.utils.trees import dotted
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")

@@ -10,7 +10,8 @@ from typing import Any, TextIO
 
 from crosel.bench.cells import CellResult, Options, last_row
 from crosel.bench.suite import Cell
-from crosel.utils.console import Screen, duration, percent
+from crosel.utils.console import Screen
+from crosel.utils.text import duration, percent
 
 
 def figures(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from crosel.bench.cells import CellResult, standing
 from crosel.bench.suite import Cell, expand, read_suite, suites
 from crosel.errors import UserError, counted
 from crosel.nn.networks import is_code
-from crosel.utils.console import percent
+from crosel.utils.text import percent
 
 if TYPE_CHECKING:
     from crosel.bench.search import Found

@@ -17,8 +17,9 @@ import typer
 from crosel.cli.options import Device
 from crosel.errors import UserError
 from crosel.utils.child import child_command
-from crosel.utils.console import Console, percent
+from crosel.utils.console import Console
 from crosel.utils.files import disk_errors
+from crosel.utils.text import percent
 
 if TYPE_CHECKING:
     import torch

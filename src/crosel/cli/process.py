@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError
-from crosel.utils.log import log_lines
+from crosel.utils.console import log_lines
 from crosel.utils.system import WINDOWS
 
 

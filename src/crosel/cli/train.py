@@ -58,9 +58,8 @@ def train(
     from crosel.runs.folder import RunFolder
     from crosel.runs.pipeline import train_run
     from crosel.training.devices import pick_device
-    from crosel.utils.console import Console
+    from crosel.utils.console import Console, mute
     from crosel.utils.distributed import init_distributed
-    from crosel.utils.log import mute
 
     values: dict[str, Any] = {
         "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,

@@ -16,7 +16,7 @@ from crosel.report.gather import RunData
 from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
 from crosel.report.parts import percent, section, table
 from crosel.report.pictures import thumbnail
-from crosel.utils.console import duration
+from crosel.utils.text import duration
 from crosel.utils.trees import dotted
 
 DISAGREEMENTS = 24

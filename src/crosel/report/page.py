@@ -19,7 +19,7 @@ from crosel.report.gallery import galleries
 from crosel.report.gather import Labels, RunData
 from crosel.report.parts import percent, section
 from crosel.runs.labels import remarks_on_classes
-from crosel.utils.console import duration
+from crosel.utils.text import duration
 
 # metric, name in figures and tables, what it means
 RESULTS = (

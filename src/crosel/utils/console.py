@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
+
+from crosel.utils.text import percent
 
 if TYPE_CHECKING:  # `--help` needs none of them, and rich is imported when it first draws
     from rich.console import RenderableType
@@ -17,19 +21,6 @@ if TYPE_CHECKING:  # `--help` needs none of them, and rich is imported when it f
     from crosel.training.session import Session
 
 Self = TypeVar("Self", bound="Screen")
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole // 60 % 60:02d} min"
 
 
 _SHARES = (
@@ -98,13 +89,25 @@ class Screen:
 
     def draw(self, content: RenderableType) -> None:
         """Draw this below the lines, instead of what is there."""
-        from crosel.utils.live import live_display
-
         self._drawn = time.monotonic()
         if self._display is None:
-            self._display = live_display(self._stream)
+            self._display = self._start_display()
             Screen.current = self
         self._display.update(content, refresh=True)
+
+    def _start_display(self) -> Live:
+        from rich.console import Console as Terminal
+        from rich.live import Live
+
+        terminal = Terminal(file=self._stream, force_terminal=True, force_jupyter=False)  # type: ignore[arg-type]
+        # The cursor is never hidden: a killed run could not bring it back.
+        terminal.show_cursor = lambda show=True: False  # type: ignore[method-assign]
+        # What is drawn goes away at the end. It is drawn when it is updated, not by a thread.
+        display = Live(
+            console=terminal, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        display.start()
+        return display
 
     def close(self) -> None:
         """Take away what is drawn, so that what comes next starts on a line of its own."""
@@ -154,3 +157,36 @@ class Console(Screen):
 
     def on_epoch(self, session: Session, row: Row) -> None:
         self.say(epoch_line(row, session.config.train.epochs))
+
+
+# --- what modules log ---------------------------------------------------------------------------------------------
+# Each to a logger of its own below "crosel": `info` for what a person wants to know, `warning` for what to look at.
+
+_PACKAGE = logging.getLogger("crosel")
+
+
+class _Lines(logging.Handler):
+    """Whole lines where progress is shown, which makes way for them; otherwise on standard error as it is now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (Screen.current or Screen()).say(self.format(record))
+
+
+@contextmanager
+def log_lines() -> Iterator[None]:
+    """Show what is logged, for the length of a command."""
+    handler, level, propagate = _Lines(), _PACKAGE.level, _PACKAGE.propagate
+    _PACKAGE.addHandler(handler)
+    _PACKAGE.setLevel(logging.INFO)
+    _PACKAGE.propagate = False  # other packages add handlers to the root, which would say it a second time
+    try:
+        yield
+    finally:
+        _PACKAGE.removeHandler(handler)
+        _PACKAGE.setLevel(level)
+        _PACKAGE.propagate = propagate
+
+
+def mute() -> None:
+    """For the rest of the command: another rank says it."""
+    _PACKAGE.setLevel(logging.CRITICAL)
