@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from _blocks import PAGES, ROOT, SHOWN, Block, Reader, blocks_of, check_output, commands, goes_on_from
+from _support import run_cli
 
 from crosel.bench import suites
 from crosel.cli import app as cli
@@ -72,6 +73,10 @@ def test_blocks_run(page: str, follow: Follow) -> None:
     reader = follow(page)
     if page == "CONTRIBUTING.md":
         assert "average" in methods()
+        short = ("--method", "cc", "--set", "train.epochs=1", "--set", "train.batch_size=2")
+        assert run_cli("train", "mine.sets", *short, "--out", "runs/sets").code == 0
+        assert run_cli("predict", "runs/sets", "mine.sets", "--out", "predicted.csv").code == 0
+        assert Path("predicted.csv").read_text(encoding="utf-8").count("\n") == 5
     if page == "README.md":
         assert (reader.names["clf"].transduction_ == reader.names["y"]).mean() > 0.9
 
