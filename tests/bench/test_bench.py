@@ -21,22 +21,22 @@ from _terminal import Terminal
 
 from crosel.bench import (
     EXECUTORS,
-    Cell,
-    CellResult,
+    BenchRun,
     Options,
+    RunResult,
     Suite,
     expand,
     parse_suite,
     read_suite,
-    run_cell,
+    run_one,
     run_suite,
 )
-from crosel.bench.board import Board
-from crosel.bench.cells import Watcher
 from crosel.bench.command import failure_lines, list_lines
 from crosel.bench.local import Process, command, devices, last_line, result_of
+from crosel.bench.progress import Progress
 from crosel.errors import Interrupted, UserError
 from crosel.runs.folder import RunFolder
+from crosel.utils.log import log_lines
 
 TINY = {
     "source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3", "network.width": 4,
@@ -50,12 +50,12 @@ def tiny(grid: dict[str, Any], base: dict[str, Any] | None = None, seeds: int = 
 
 
 def here(
-    cells: Sequence[Cell], options: Options, watch: Watcher, stop: Callable[[], bool]
-) -> Generator[CellResult, None, None]:
+    runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+) -> Generator[RunResult, None, None]:
     """An executor in this process: what another one, as on a cluster, has to do."""
-    for cell in cells:
-        watch.started(cell)
-        yield run_cell(cell, options.folder(cell), options.device, options.trust_code)
+    for run in runs:
+        progress.started(run)
+        yield run_one(run, options.folder(run), options.device, options.trust_code)
 
 
 @pytest.fixture
@@ -80,14 +80,15 @@ def epochs_done(folder: Path) -> int:
 @pytest.mark.usefixtures("in_process")
 def test_done_is_skipped_broken_resumed_failing_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     suite = tiny({"method": {"bad": NO_WARMUP_LEFT, "cc": {"method": "cc"}, "proden": {"method": "proden"}}})
-    results = run_suite(suite, tmp_path, on="here", device="cpu", quiet=False)
+    with log_lines():
+        results = run_suite(suite, tmp_path, on="here", device="cpu", quiet=False)
     assert [result.status for result in results] == ["failed", "done", "done"]
     assert failure_lines(results) == [
         "digits-q0.3/crosel-bad-seed0: method.warmup is 9, but the run has only 2 epochs: nothing would ever be "
         "selected; raise train.epochs or lower method.warmup"
     ]
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"tiny: 3 cells, in {tmp_path}"
+    assert said[0] == f"tiny: 3 runs, in {tmp_path}"
     assert re.match(r"done     digits-q0.3/cc-seed0 +2/3  accuracy \d", said[4])
 
     cc, proden = (RunFolder(tmp_path / "digits-q0.3" / f"{name}-seed0") for name in ("cc", "proden"))
@@ -107,22 +108,22 @@ def test_done_is_skipped_broken_resumed_failing_reported(tmp_path: Path, capsys:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_finished_run_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
+def test_a_finished_run_with_other_settings_is_not_taken_for_the_run(tmp_path: Path) -> None:
     suite = tiny({"method": ["cc"]})
     assert run_suite(suite, tmp_path, on="here", device="cpu")[0].status == "done"
     assert run_suite(suite, tmp_path, on="here", settings=["train.log_every=3"])[0].status == "skipped"
     (other,) = run_suite(suite, tmp_path, on="here", device="cpu", settings=["train.lr=0.3"])
     assert other.status == "failed"
     assert other.line == "a finished run with other settings is in this folder: train.lr was 0.05, now 0.3"
-    assert list_lines([other.cell], tmp_path)[0].startswith("failed ")
-    (tmp_path / other.cell.name / "config.yaml").write_text("nonsense: 1\n", encoding="utf-8")
+    assert list_lines([other.run], tmp_path)[0].startswith("failed ")
+    (tmp_path / other.run.name / "config.yaml").write_text("nonsense: 1\n", encoding="utf-8")
     assert run_suite(suite, tmp_path, on="here")[0].status == "skipped"  # the checkpoint knows the settings, too
-    shutil.rmtree(tmp_path / other.cell.name / "checkpoints")
+    shutil.rmtree(tmp_path / other.run.name / "checkpoints")
     assert run_suite(suite, tmp_path, on="here")[0].status == "failed"
 
 
 @pytest.mark.usefixtures("in_process")
-def test_an_error_of_ours_in_one_cell_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_in_one_run_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crosel.runs import pipeline
 
     real = pipeline.finish
@@ -169,17 +170,17 @@ def test_two_at_once_and_one_fails(tmp_path: Path) -> None:
 
 
 def test_a_network_of_the_users_own(own_network: str, tmp_path: Path) -> None:
-    """Code that a suite names is imported only if that is said, by every cell's own process."""
+    """Code that a suite names is imported only if that is said, by every run's own process."""
     suite = tiny({"network.name": ["small-cnn", own_network]}, {"method": "cc"})
     out, name = tmp_path / "out", "digits-q0.3/cc-name=net_of_a_user_make-seed0"
     with pytest.raises(UserError) as refused:
         run_suite(suite, out, device="cpu")
     assert str(refused.value) == (
-        f"tiny.yaml, cell {name}: network '{own_network}' is code from outside crosel; add --trust-code if you trust it"
+        f"tiny.yaml, run {name}: network '{own_network}' is code from outside crosel; add --trust-code if you trust it"
     )
     assert not out.exists()
     (own,) = run_suite(suite, out, device="cpu", only="*user*", trust_code=True)
-    assert (own.cell.name, own.status, own.line.split()[0]) == (name, "done", "run")
+    assert (own.run.name, own.status, own.line.split()[0]) == (name, "done", "run")
     _, again = run_suite(suite, out, device="cpu", only=["*user*", "*small-cnn*"], trust_code=True)
     assert again.status == "skipped"
     # What is done imports nothing.
@@ -195,7 +196,7 @@ LONG = {"train.epochs": EPOCHS, "train.batch_size": 16}
 
 def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = tiny({"method": ["cc"]}, LONG, seeds=2)
-    folders = [tmp_path / cell.name for cell in expand(suite)]
+    folders = [tmp_path / run.name for run in expand(suite)]
 
     def interrupt() -> None:
         wait_for(lambda: epochs_done(folders[0]) >= 1)
@@ -203,7 +204,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pyt
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Interrupted, match="stopped with 0 of 2 cells done; run the same command again to continue"):
+    with pytest.raises(Interrupted, match="stopped with 0 of 2 runs done; run the same command again to continue"):
         run_suite(suite, tmp_path, device="cpu")
     thread.join()
     reached = epochs_done(folders[0])
@@ -221,7 +222,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_killed_bench_takes_its_runs_with_it(tmp_path: Path) -> None:
-    (cell,) = expand(tiny({"method": ["cc"]}, LONG))
+    (run,) = expand(tiny({"method": ["cc"]}, LONG))
     folder, log = tmp_path / "run", tmp_path / "log"
     # A parent that is nothing but a parent starts sooner than a whole bench would.
     code = (
@@ -229,7 +230,7 @@ def test_a_killed_bench_takes_its_runs_with_it(tmp_path: Path) -> None:
         "words = [word.replace('PARENT', str(os.getpid())) for word in sys.argv[2:]]; "
         "subprocess.run(words, stderr=open(sys.argv[1], 'w'))"
     )
-    words = [word if word != "-1" else "PARENT" for word in command(cell, folder, "cpu", -1)]
+    words = [word if word != "-1" else "PARENT" for word in command(run, folder, "cpu", -1)]
     parent = subprocess.Popen([sys.executable, "-c", code, str(log), *words])
     try:
         wait_for(lambda: epochs_done(folder) >= 1)
@@ -242,18 +243,18 @@ def test_a_killed_bench_takes_its_runs_with_it(tmp_path: Path) -> None:
 
 
 def test_how_a_killed_process_is_reported(tmp_path: Path) -> None:
-    (cell,) = expand(tiny({"method": ["cc"]}))
+    (run,) = expand(tiny({"method": ["cc"]}))
     log = tmp_path / "a.log"
     log.write_text("epoch 1\n\n", encoding="utf-8")
     popen = subprocess.Popen(["sleep", "60"])
     popen.kill()
     popen.wait()
-    result = result_of(Process(cell, popen, log, "cpu", time.monotonic()), Options(tmp_path))
+    result = result_of(Process(run, popen, log, "cpu", time.monotonic()), Options(tmp_path))
     assert (result.status, result.line) == ("failed", "killed by SIGKILL after: epoch 1")
-    stopped = result_of(Process(cell, popen, tmp_path / "none", "cpu", 0.0), Options(tmp_path), stopping=True)
+    stopped = result_of(Process(run, popen, tmp_path / "none", "cpu", 0.0), Options(tmp_path), stopping=True)
     assert (stopped.status, stopped.line) == ("stopped", "")
     popen.returncode = -999
-    assert "killed by signal 999" in result_of(Process(cell, popen, log, "cpu", 0.0), Options(tmp_path)).line
+    assert "killed by signal 999" in result_of(Process(run, popen, log, "cpu", 0.0), Options(tmp_path)).line
 
 
 def test_cards_are_filled_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,55 +273,55 @@ def test_cards_are_filled_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TERM", "xterm"), ("COLUMNS", "60"), ("LINES", "24")):
         monkeypatch.setenv(name, value)
-    cells = expand(read_suite("digits-tiny"))
+    runs = expand(read_suite("digits-tiny"))
     stream, options = Terminal(), Options(tmp_path)
-    board = Board(cells, options, stream)
-    board.started(cells[0])
-    board.started(cells[1])
-    folder = tmp_path / cells[0].name
+    progress = Progress(runs, options, stream)
+    progress.started(runs[0])
+    progress.started(runs[1])
+    folder = tmp_path / runs[0].name
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"epoch": 1, "test_accuracy": 0.5}\n', encoding="utf-8")
-    board.tick()
+    progress.tick()
     shown = stream.lines()
     assert shown[0].startswith("running  digits-q0.3/crosel-seed0  epoch 1/2  accuracy 50.0")
     assert shown[1].startswith("running  digits-q0.3/crosel-seed1  epoch 0/2")
-    assert shown[2:] == ["4 cells: 2 running, 2 waiting"]
+    assert shown[2:] == ["4 runs: 2 running, 2 waiting"]
     assert max(map(len, shown)) <= 60
-    board.finished(CellResult(cells[0], folder, "done", row={"test_accuracy": 0.75}, seconds=70))
-    board.finished(CellResult(cells[1], folder, "failed", "out of memory"))
+    progress.finished(RunResult(runs[0], folder, "done", row={"test_accuracy": 0.75}, seconds=70))
+    progress.finished(RunResult(runs[1], folder, "failed", "out of memory"))
     shown = stream.lines()
     assert shown == [
         "done     digits-q0.3/crosel-seed0  1/4  accuracy 75.0 %  1 min 10 s",
         "failed   digits-q0.3/crosel-seed1  2/4  out of memory",
-        "4 cells: 1 done, 1 failed, 2 waiting",
+        "4 runs: 1 done, 1 failed, 2 waiting",
     ]
-    board.close()
+    progress.close()
     assert stream.lines()[2:] == [""]
 
 
 def test_a_second_ctrl_c_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def sleeper(cell: Cell, options: Options, device: str) -> Process:
+    def sleeper(run: BenchRun, options: Options, device: str) -> Process:
         started.append(subprocess.Popen(["sleep", "60"]))
-        return Process(cell, started[-1], tmp_path / "log", device, time.monotonic())
+        return Process(run, started[-1], tmp_path / "log", device, time.monotonic())
 
-    def tick(board: Board) -> None:
+    def tick(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("crosel.bench.local.start", sleeper)
-    monkeypatch.setattr(Board, "tick", tick)
+    monkeypatch.setattr(Progress, "tick", tick)
     with pytest.raises(KeyboardInterrupt):
         run_suite("digits-tiny", tmp_path, jobs=3)
     assert [popen.poll() for popen in started] == [-signal.SIGKILL] * 3
 
 
 def test_quiet_and_plain(tmp_path: Path) -> None:
-    cells = expand(read_suite("digits-tiny"), seeds=1)
+    runs = expand(read_suite("digits-tiny"), seeds=1)
     for quiet, expected in ((True, ""), (False, "start    digits-q0.3/crosel-seed0\n")):
         stream = io.StringIO()
-        board = Board(cells, Options(tmp_path), stream, quiet=quiet)
-        board.started(cells[0])
-        board.tick()
-        board.close()
+        progress = Progress(runs, Options(tmp_path), stream, quiet=quiet)
+        progress.started(runs[0])
+        progress.tick()
+        progress.close()
         assert stream.getvalue() == expected

@@ -12,17 +12,17 @@ from _made import make_run
 from _runs import untimed
 from _support import CroselCli
 
-from crosel.bench import EXECUTORS, expand, read_suite, run_cell, suites
+from crosel.bench import EXECUTORS, expand, read_suite, run_one, suites
 
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells run in this process: processes of their own are tested elsewhere, and take their time."""
+    """Runs run in this process: processes of their own are tested elsewhere, and take their time."""
 
-    def here(cells, options, watch, stop):  # type: ignore[no-untyped-def]
-        for cell in cells:
-            watch.started(cell)
-            yield run_cell(cell, options.folder(cell), options.device, options.trust_code)
+    def here(runs, options, progress, stop):  # type: ignore[no-untyped-def]
+        for run in runs:
+            progress.started(run)
+            yield run_one(run, options.folder(run), options.device, options.trust_code)
 
     monkeypatch.setitem(EXECUTORS, "local", here)
 
@@ -31,7 +31,7 @@ def test_a_suite_from_start_to_tables(tmp_path: Path, crosel_cli: CroselCli) -> 
     out = tmp_path / "out"
     result = crosel_cli("bench", "digits-tiny", "--seeds", 1, "--out", out, "--device", "cpu")
     assert result.code == 0, result.err
-    assert result.out.splitlines() == [f"2 of 2 cells done; tables: crosel tables {out}"]
+    assert result.out.splitlines() == [f"2 of 2 runs done; tables: crosel tables {out}"]
     assert "done     digits-q0.3/cc-seed0" in result.err
     listed = crosel_cli("bench", "digits-tiny", "--out", out, "--list")
     assert [line.split()[0] for line in listed.out.splitlines()] == ["done", "new", "done", "new"]
@@ -51,7 +51,7 @@ def test_parts_of_a_suite_in_one_folder_are_the_suite(tmp_path: Path, crosel_cli
     chosen = (("--only", "*/cc-*", "--only", "*/crosel-seed1"), ("--seeds", 1, "--only", "digits-q0.3/crosel-*"))
     for part, words, count in zip(parts, chosen, (3, 1), strict=True):
         result = crosel_cli("bench", "digits-tiny", *words, "--data", part.parent, "--out", part, "--device", "cpu")
-        assert (result.code, result.out) == (0, f"{count} of {count} cells done; tables: crosel tables {part}\n")
+        assert (result.code, result.out) == (0, f"{count} of {count} runs done; tables: crosel tables {part}\n")
         shutil.copytree(part, both, dirs_exist_ok=True)
     left = crosel_cli("bench", "digits-tiny", "--out", parts[0], "--list").out.splitlines()
     assert [line.split()[0] for line in left] == ["new", "done", "done", "done"]
@@ -84,7 +84,7 @@ def test_a_part_needs_its_own_data_only_wherever_it_runs(
     )
     words = ("bench", suite, "--on", on, "--out", tmp_path / "out", "--device", "cpu", "--jobs", 2)
     result = crosel_cli(*words, "--only", "digits*")
-    assert (result.code, result.out) == (0, f"1 of 1 cells done; tables: crosel tables {tmp_path / 'out'}\n")
+    assert (result.code, result.out) == (0, f"1 of 1 runs done; tables: crosel tables {tmp_path / 'out'}\n")
     listed = crosel_cli("bench", suite, "--out", tmp_path / "out", "--only", "digits*", "--list").out.splitlines()
     assert [line.split(":")[0] for line in listed] == ["done   digits-q0.3/cc-seed0"]
     assert not (tmp_path / "out" / "cifar10-q0.3").exists()
@@ -95,11 +95,11 @@ def write_suite(path: Path, base: dict[str, object], **more: object) -> Path:
     return path
 
 
-def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli) -> None:
+def test_a_failing_run_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli) -> None:
     suite = write_suite(tmp_path / "mine.yaml", {"source": "digits", "candidates": "uniform:q=0.3", "method.warmup": 9})
     result = crosel_cli("bench", suite, "--out", tmp_path / "out", "--device", "cpu")
     assert result.code == 1
-    assert result.out.splitlines()[0] == "0 of 1 cells done"  # nothing to make tables of
+    assert result.out.splitlines()[0] == "0 of 1 runs done"  # nothing to make tables of
     assert "failed: digits-q0.3/crosel-seed0: method.warmup is 9, but the run has only 2 epochs" in result.out
     assert "Traceback" not in result.err
 
@@ -109,26 +109,26 @@ def test_a_failing_cell_gives_exit_code_1(tmp_path: Path, crosel_cli: CroselCli)
     [
         (
             ("paper-main",),
-            "suite 'paper-main', cell cifar10-q0.1/crosel-seed0: cifar-10-batches-py does not exist; give the folder "
+            "suite 'paper-main', run cifar10-q0.1/crosel-seed0: cifar-10-batches-py does not exist; give the folder "
             "of the published files: --data DIR, or",
         ),
         (
             ("paper-main", "--data", "x", "--only", "*q0.5*seed2"),
-            "suite 'paper-main', cell cifar10-q0.5/crosel-seed2: x/cifar-10-batches-py does not exist; give the folder",
+            "suite 'paper-main', run cifar10-q0.5/crosel-seed2: x/cifar-10-batches-py does not exist; give the folder",
         ),
         (
             ("paper-svhn",),
-            "suite 'paper-svhn', cell svhn-q0.1/crosel-seed0: train_32x32.mat does not exist; give the folder of the "
+            "suite 'paper-svhn', run svhn-q0.1/crosel-seed0: train_32x32.mat does not exist; give the folder of the "
             "published files: --data DIR, or download them",
         ),
         (
             ("realworld",),
-            "suite 'realworld', cell lost/crosel-seed0: source 'lost.mat': no such file; if it lies elsewhere: "
+            "suite 'realworld', run lost/crosel-seed0: source 'lost.mat': no such file; if it lies elsewhere: "
             "--data DIR",
         ),
     ],
 )
-def test_data_that_no_cell_would_find_are_said_once_and_nothing_begins(
+def test_data_that_no_run_would_find_are_said_once_and_nothing_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crosel_cli: CroselCli, words: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,15 +139,15 @@ def test_data_that_no_cell_would_find_are_said_once_and_nothing_begins(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cells_that_have_their_data_are_run_though_others_have_not(tmp_path: Path, crosel_cli: CroselCli) -> None:
+def test_runs_that_have_their_data_are_run_though_others_have_not(tmp_path: Path, crosel_cli: CroselCli) -> None:
     base, out = {"candidates": "uniform:q=0.3", "method": "cc"}, tmp_path / "out"
     sources = [str(tmp_path / "none.npz"), "digits"]
     suite = write_suite(tmp_path / "mine.yaml", base, grid={"source": sources})
     result = crosel_cli("bench", suite, "--out", out, "--device", "cpu")
     assert result.code == 1
-    assert result.out.startswith("1 of 2 cells done")
+    assert result.out.startswith("1 of 2 runs done")
     assert f"failed: none-q0.3/cc-seed0: {tmp_path / 'none.npz'}: no such file" in result.out
-    told = f"{suite}, cell none-q0.3/cc-seed0: {tmp_path / 'none.npz'}: no such file or folder"
+    told = f"{suite}, run none-q0.3/cc-seed0: {tmp_path / 'none.npz'}: no such file or folder"
     assert result.err.splitlines()[1].startswith(told)  # before the first begins
     again = crosel_cli("bench", suite, "--out", out, "--device", "cpu")  # what is done needs no data
     assert again.code == 2
@@ -157,7 +157,7 @@ def test_cells_that_have_their_data_are_run_though_others_have_not(tmp_path: Pat
 def test_what_there_is(crosel_cli: CroselCli) -> None:
     lines = crosel_cli("bench", "list").out.splitlines()
     assert len(lines) == len(suites())
-    assert any(line.startswith("paper-main ") and line.endswith("(126 cells)") for line in lines)
+    assert any(line.startswith("paper-main ") and line.endswith("(126 runs)") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_what_there_is(crosel_cli: CroselCli) -> None:
         (("bench", "digits-tiny", "--jobs", "0"), "jobs"),
         (
             ("bench", "digits-tiny", "--set", "train.lr=x"),
-            "suite 'digits-tiny', cell digits-q0.3/crosel-seed0: setting",
+            "suite 'digits-tiny', run digits-q0.3/crosel-seed0: setting",
         ),
         (
             ("bench", "digits-tiny", "--only", "cc"),
-            "suite 'digits-tiny': no cell matches --only cc; a pattern is for the whole name: try --only '*cc*'",
+            "suite 'digits-tiny': no run matches --only cc; a pattern is for the whole name: try --only '*cc*'",
         ),
-        (("bench", "digits-tiny", "--only", "*cc*", "--only", "*x*", "--list"), "no cell matches --only '*x*'; the ne"),
-        (("bench", "digits-tiny", "--only", "*seed1", "--seeds", "1"), "no cell matches --only '*seed1'; the nearest"),
+        (("bench", "digits-tiny", "--only", "*cc*", "--only", "*x*", "--list"), "no run matches --only '*x*'; the ne"),
+        (("bench", "digits-tiny", "--only", "*seed1", "--seeds", "1"), "no run matches --only '*seed1'; the nearest"),
         (("tables", "nowhere"), "nowhere: no such folder"),
         (("tables", ".", "--format", "pdf"), "unknown format 'pdf'"),
     ],
@@ -199,4 +199,4 @@ def test_tables_of_made_runs_in_latex(tmp_path: Path, crosel_cli: CroselCli) -> 
 
 
 def test_the_tiny_suite_is_tiny() -> None:
-    assert all(cell.config.train.epochs == 2 for cell in expand(read_suite("digits-tiny")))
+    assert all(run.config.train.epochs == 2 for run in expand(read_suite("digits-tiny")))

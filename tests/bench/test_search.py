@@ -13,9 +13,9 @@ import pytest
 import torch
 from _support import CroselCli, small_arrays
 
-from crosel.bench import EXECUTORS, Cell, CellResult, Options, Suite, parse_suite, run_cell, run_suite, search_suite
-from crosel.bench.cells import Watcher
+from crosel.bench import EXECUTORS, BenchRun, Options, RunResult, Suite, parse_suite, run_one, run_suite, search_suite
 from crosel.bench.command import search_lines
+from crosel.bench.progress import Progress
 from crosel.bench.search import judge
 from crosel.bench.space import Range, parse_search
 from crosel.config import build_config
@@ -42,20 +42,20 @@ def suite(source: Path, space: dict[str, Any] | None = None, trials: int = 3, **
 
 
 class Here:
-    """An executor in this process. It may be told to stop before a cell; `seen` are the cells it ran."""
+    """An executor in this process. It may be told to stop before a run; `seen` are the runs it ran."""
 
     def __init__(self, stop_before: int = 99) -> None:
         self.stop_before, self.seen = stop_before, list[str]()
 
     def __call__(
-        self, cells: Sequence[Cell], options: Options, watch: Watcher, stop: Callable[[], bool]
-    ) -> Generator[CellResult, None, None]:
-        for cell in cells:
+        self, runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+    ) -> Generator[RunResult, None, None]:
+        for run in runs:
             if len(self.seen) >= self.stop_before:
                 raise Interrupted("stopped")
-            watch.started(cell)
-            self.seen.append(cell.name)
-            yield run_cell(cell, options.folder(cell), options.device, options.trust_code)
+            progress.started(run)
+            self.seen.append(run.name)
+            yield run_one(run, options.folder(run), options.device, options.trust_code)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_network_of_the_users_own(own_network: str, source: Path, tmp_path: Pa
     out, space = tmp_path / "out", {"network.name": ["small-cnn", own_network], "train.lr": [0.1]}
     in_base = {"settings": [f"network.name={own_network}"]}
     for searched, more in ((suite(source, space), {}), (suite(source), in_base)):
-        with pytest.raises(UserError, match=rf"s\.yaml, cell digits/cc-seed0: network '{own_network}' is code from"):
+        with pytest.raises(UserError, match=rf"s\.yaml, run digits/cc-seed0: network '{own_network}' is code from"):
             search_suite(searched, out, on="here", device="cpu", **more)  # type: ignore[arg-type]
     assert not out.exists()
     found = search_suite(suite(source, space, trials=4), out, on="here", device="cpu", trust_code=True)
@@ -214,7 +214,7 @@ def test_the_command_line(source: Path, tmp_path: Path, crosel_cli: CroselCli, m
         part = crosel_cli("bench", text, "--only", "*", *words)
         assert (part.code, part.out) == (2, "")
         assert part.err == (
-            f"crosel: {text} has a search, where each trial depends on earlier ones; --only works only with cells of "
+            f"crosel: {text} has a search, where each trial depends on earlier ones; --only works only with runs of "
             "a grid\n"
         )
         assert not (tmp_path / "out").exists()
@@ -222,7 +222,7 @@ def test_the_command_line(source: Path, tmp_path: Path, crosel_cli: CroselCli, m
     missing.write_text(text.read_text().replace(str(source), "nowhere.npz"))
     result = crosel_cli("bench", missing, "--out", tmp_path / "out")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"crosel: {missing}, cell nowhere/cc-seed0: source 'nowhere.npz': no such file")
+    assert result.err.startswith(f"crosel: {missing}, run nowhere/cc-seed0: source 'nowhere.npz': no such file")
     assert not (tmp_path / "out").exists()
     assert "--oracle works only with suites that have a search" in crosel_cli("bench", "digits-tiny", "--oracle").err
     real = importlib.import_module

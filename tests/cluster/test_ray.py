@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from _runs import metrics
 
-from crosel.bench import Options, expand, on_ray, parse_suite, run_cell, run_suite
-from crosel.bench.board import Board
+from crosel.bench import Options, expand, on_ray, parse_suite, run_one, run_suite
+from crosel.bench.progress import Progress
 from crosel.bench.suite import Suite
 from crosel.errors import UserError
 
@@ -47,12 +47,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def workers() -> list[int]:
-    """Processes of our cluster that are training a cell."""
+    """Processes of our cluster that are training a run."""
     found = []
     for process in Path("/proc").iterdir():
         try:
             ours = f"{MARK}={os.getpid()}\0".encode() in (process / "environ").read_bytes()
-            if ours and (process / "cmdline").read_bytes().startswith(b"ray::train_cell"):
+            if ours and (process / "cmdline").read_bytes().startswith(b"ray::run_on_worker"):
                 found.append(int(process.name))
         except (OSError, ValueError):
             continue
@@ -60,7 +60,7 @@ def workers() -> list[int]:
 
 
 @pytest.mark.usefixtures("cluster", "quick")
-def test_a_suite_of_8_cells_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+def test_a_suite_of_8_runs_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
     out, killed = tmp_path / "out", []
 
     def kill_one() -> None:
@@ -82,30 +82,30 @@ def test_a_suite_of_8_cells_loses_nothing_when_a_worker_is_killed(tmp_path: Path
         assert len(metrics(result.folder)) == 3
         assert {"config.yaml", "labels.csv", "done", "report.html"} <= {p.name for p in result.folder.iterdir()}
     first = results[0]
-    run_cell(first.cell, tmp_path / "here", "cpu")
+    run_one(first.run, tmp_path / "here", "cpu")
     assert metrics(first.folder) == metrics(tmp_path / "here")
     again = run_suite(tiny(4), out, on="ray", device="cpu")
     assert {r.status for r in again} == {"skipped"}
     (part,) = run_suite(tiny(4), tmp_path / "part", only="*/cc-seed3", on="ray", device="cpu")
-    assert (part.cell.name, part.status) == ("digits-q0.3/cc-seed3", "done")
-    assert metrics(part.folder) == metrics(out / part.cell.name)
+    assert (part.run.name, part.status) == ("digits-q0.3/cc-seed3", "done")
+    assert metrics(part.folder) == metrics(out / part.run.name)
 
 
 @pytest.mark.usefixtures("cluster", "quick")
-def test_asked_to_stop_runs_save_their_state_and_bad_cells_are_reported(tmp_path: Path) -> None:
+def test_asked_to_stop_runs_save_their_state_and_bad_runs_are_reported(tmp_path: Path) -> None:
     suite = tiny(1, **{"train.epochs": 2000})
     bad = parse_suite({"base": {**TINY, "method": "crosel", "method.warmup": 9}}, "bad", "bad.yaml")
-    cells, options = [*expand(bad), *expand(suite)], Options(tmp_path, "cpu")
+    runs, options = [*expand(bad), *expand(suite)], Options(tmp_path, "cpu")
     asked = False
 
     def stop() -> bool:
         nonlocal asked
-        asked = asked or (all((tmp_path / cell.name / "checkpoints").is_dir() for cell in cells[1:]))
+        asked = asked or (all((tmp_path / run.name / "checkpoints").is_dir() for run in runs[1:]))
         return asked
 
-    board = Board(cells, options, quiet=True)
-    results = {r.cell.name: r for r in on_ray.run_ray(cells, options, board, stop)}
-    refused, *stopped = (results[cell.name] for cell in cells)
+    progress = Progress(runs, options, quiet=True)
+    results = {r.run.name: r for r in on_ray.run_ray(runs, options, progress, stop)}
+    refused, *stopped = (results[run.name] for run in runs)
     assert refused.status == "failed"
     assert "method.warmup is 9" in refused.line
     for result in stopped:
@@ -117,31 +117,31 @@ def test_asked_to_stop_runs_save_their_state_and_bad_cells_are_reported(tmp_path
 
 @pytest.mark.usefixtures("cluster", "quick")
 def test_workers_know_whether_a_network_of_the_users_own_is_trusted(tmp_path: Path) -> None:
-    (cell,) = expand(parse_suite({"base": {**TINY, "method": "cc", "network.name": "math:none"}}, "t", "t.yaml"))
+    (run,) = expand(parse_suite({"base": {**TINY, "method": "cc", "network.name": "math:none"}}, "t", "t.yaml"))
     for trust_code, says in ((False, "is code from outside crosel"), (True, "cannot be imported")):
         options = Options(tmp_path, "cpu", trust_code=trust_code)
-        (result,) = on_ray.run_ray([cell], options, Board([cell], options, quiet=True), lambda: False)
+        (result,) = on_ray.run_ray([run], options, Progress([run], options, quiet=True), lambda: False)
         assert (result.status, says in result.line) == ("failed", True), result.line
 
 
 @pytest.mark.usefixtures("cluster")
 def test_what_was_delivered_just_before_the_end_comes_home(cluster: Any, tmp_path: Path) -> None:
-    """What a task returns leaves out what it has delivered, so the desk must be looked at between its end and ours."""
-    cell = expand(tiny(1))[0]
+    """What a task returns leaves out what it has sent, so the mailbox must be looked at between its end and ours."""
+    run = expand(tiny(1))[0]
     options = Options(tmp_path, "cpu")
-    at_work = on_ray.Dispatcher(cluster, options)
+    dispatcher = on_ray.Dispatcher(cluster, options)
 
-    def deliver_and_end(desk: Any) -> tuple[str, str, on_ray.Delivery]:
-        put = desk.put.remote(on_ray.Delivery(cell.name, 0, {"labels.csv": b"early"}, ("labels.csv",)))
+    def deliver_and_end(mailbox: Any) -> tuple[str, str, on_ray.SyncBatch]:
+        put = mailbox.put.remote(on_ray.SyncBatch(run.name, 0, {"labels.csv": b"early"}, ("labels.csv",)))
         assert not cluster.get(put)
-        return "done", "", on_ray.Delivery(cell.name, 0, {"done": b""}, ("labels.csv", "done"))
+        return "done", "", on_ray.SyncBatch(run.name, 0, {"done": b""}, ("labels.csv", "done"))
 
-    at_work.tasks[cluster.remote(deliver_and_end).remote(at_work.desk)] = on_ray.Task(cell)
+    dispatcher.tasks[cluster.remote(deliver_and_end).remote(dispatcher.mailbox)] = on_ray.Task(run)
     try:
-        [(task, outcome)] = at_work.ended(60, Board([cell], options, quiet=True))
-        result = at_work.result(task, outcome)
+        [(task, outcome)] = dispatcher.ended(60, Progress([run], options, quiet=True))
+        result = dispatcher.result(task, outcome)
     finally:
-        at_work.close()
+        dispatcher.close()
     assert result.status == "done"
     assert on_ray.read_files(result.folder) == {"labels.csv": b"early", "done": b""}
 

@@ -1,24 +1,40 @@
-"""Many runs: a suite of cells, each a run folder. What is done is skipped, what broke is resumed."""
+"""Many runs: the variants and seeds of a suite, a run folder each. What is done is skipped, what broke is resumed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crosel.bench.board import Board
-from crosel.bench.cells import CellResult, Executor, Options, run_cell, standing
-from crosel.bench.execute import EXECUTORS, find_executor, run_cells
-from crosel.bench.suite import Cell, Suite, check_code, check_data, expand, parse_suite, read_suite, suites, with_seeds
-from crosel.errors import UserError, counted
+from crosel.bench.execution import Executor, Options, RunResult, existing_result, run_all, run_one
+from crosel.bench.local import run_local
+from crosel.bench.on_ray import find_ray, run_ray
+from crosel.bench.progress import Progress
+from crosel.bench.suite import (
+    BenchRun,
+    Suite,
+    check_code,
+    check_data,
+    expand,
+    parse_suite,
+    read_suite,
+    suites,
+    with_seeds,
+)
+from crosel.errors import UserError, choose_from, counted
 
 if TYPE_CHECKING:
-    from crosel.bench.search import Found
+    from crosel.bench.search import SearchResult
 
 __all__ = [
-    "EXECUTORS", "Cell", "CellResult", "Executor", "Options", "Suite", "expand", "parse_suite", "read_suite",
-    "run_cell", "run_cells", "run_suite", "search_suite", "suites",
+    "EXECUTORS", "BenchRun", "Executor", "Options", "RunResult", "Suite", "expand", "parse_suite", "read_suite",
+    "run_one", "run_suite", "search_suite", "suites",
 ]  # fmt: skip
+
+EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
+
+logger = logging.getLogger(__name__)
 
 
 def run_suite(
@@ -34,10 +50,10 @@ def run_suite(
     only: str | Iterable[str] = (),
     trust_code: bool = False,
     quiet: bool = True,
-) -> list[CellResult]:
-    """Run the cells of a suite into `out`, and return how each ended; a failing cell does not stop the others.
+) -> list[RunResult]:
+    """Make the runs of a suite in `out`, and return how each ended; one that fails does not stop the others.
 
-    With `only`, just the cells run whose names match one of these shell-style patterns. Parts of a suite may run on
+    With `only`, just those are made whose names match one of these shell-style patterns. Parts of a suite may run on
     different machines; copy their folders into one afterwards.
     Networks of your own (`network.name: module:factory`) are imported only with `trust_code`.
     Raises Interrupted on Ctrl-C or SIGTERM, after every run under way has saved its state.
@@ -45,17 +61,16 @@ def run_suite(
     suite = read_suite(suite) if isinstance(suite, str) else suite
     if suite.search is not None:
         raise UserError(f"{suite.place} has a search; run it with search_suite")
-    cells = expand(suite, seeds, data_dir, settings, only)
-    options, execute = Options(out, device, jobs, trust_code), find_executor(on)
-    todo = [cell for cell in cells if standing(cell, options.folder(cell)) is None]
+    runs = expand(suite, seeds, data_dir, settings, only)
+    options, execute = Options(out, device, jobs, trust_code), _executor(on)
+    todo = [run for run in runs if existing_result(run, options.folder(run)) is None]
     check_code(suite.place, todo, trust_code)
     # On a cluster, the data are where the workers are.
     missing = check_data(suite.place, todo) if on == "local" else []
-    board = Board(cells, options, quiet=quiet)
-    board.say(f"{suite.title}: {counted(len(cells), 'cell')}, in {out}")
+    logger.info("%s: %s, in %s", suite.title, counted(len(runs), "run"), out)
     for line in missing:
-        board.say(line)
-    return run_cells(cells, options, execute, board)
+        logger.warning("%s", line)
+    return run_all(runs, options, execute, Progress(runs, options, quiet=quiet))
 
 
 def search_suite(
@@ -71,7 +86,7 @@ def search_suite(
     oracle: bool = False,
     trust_code: bool = False,
     quiet: bool = True,
-) -> Found:
+) -> SearchResult:
     """Run the search of a suite into `out`, or continue it. Without `oracle`, no trial is judged by true labels.
     Networks of your own are imported only with `trust_code`."""
     from crosel.bench.search import run_search
@@ -80,4 +95,12 @@ def search_suite(
     if suite.search is None:
         raise UserError(f"{suite.place} has no search; run it with run_suite")
     options = Options(out, device, jobs, trust_code)
-    return run_search(suite, options, find_executor(on), data_dir, settings, oracle, quiet)
+    return run_search(suite, options, _executor(on), data_dir, settings, oracle, quiet)
+
+
+def _executor(on: str) -> Executor:
+    if on not in EXECUTORS:
+        raise UserError(f"--on {on}: unknown{choose_from(on, EXECUTORS)}")
+    if on == "ray":
+        find_ray()  # before a folder is made for it
+    return EXECUTORS[on]

@@ -1,4 +1,4 @@
-"""What `crosel bench` does, and what it says of suites, cells and trials."""
+"""What `crosel bench` does, and what it says of suites, runs and trials."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from shlex import join
 from typing import TYPE_CHECKING
 
 from crosel.bench import run_suite, search_suite
-from crosel.bench.cells import CellResult, standing
-from crosel.bench.suite import Cell, expand, read_suite, suites
+from crosel.bench.execution import RunResult, existing_result
+from crosel.bench.suite import BenchRun, expand, read_suite, suites
 from crosel.errors import UserError, counted
 from crosel.nn.networks import is_code
 from crosel.utils.text import percent
 
 if TYPE_CHECKING:
-    from crosel.bench.search import Found
+    from crosel.bench.search import SearchResult
 
 
-def search_lines(found: Found, trust_code: bool = False) -> list[str]:
+def search_lines(found: SearchResult, trust_code: bool = False) -> list[str]:
     """The best trials, and what to do with the best one."""
     lines = []
     for trial in found.trials[:5]:
@@ -32,23 +32,23 @@ def search_lines(found: Found, trust_code: bool = False) -> list[str]:
     return lines
 
 
-def failure_lines(results: Iterable[CellResult]) -> list[str]:
-    """A line for each cell that failed, with the last thing it said."""
-    return [f"{result.cell.name}: {result.line or 'no message'}" for result in results if result.status == "failed"]
+def failure_lines(results: Iterable[RunResult]) -> list[str]:
+    """A line for each run that failed, with the last thing it said."""
+    return [f"{result.run.name}: {result.line or 'no message'}" for result in results if result.status == "failed"]
 
 
-def list_lines(cells: Sequence[Cell], out: Path | None = None, trust_code: bool = False) -> list[str]:
-    """A line for each cell: where it stands in `out`, its name, and the command that is this cell alone."""
+def list_lines(runs: Sequence[BenchRun], out: Path | None = None, trust_code: bool = False) -> list[str]:
+    """A line for each run: where it stands in `out`, its name, and the command that is this run alone."""
     lines = []
-    for cell in cells:
-        state = f"{_state(cell, out / cell.name):<6} " if out else ""
-        trusted = ("--trust-code",) if trust_code and is_code(cell.config.network.name) else ()
-        lines.append(f"{state}{cell.name}: crosel train {join((*cell.arguments, *trusted))}")
+    for run in runs:
+        state = f"{_state(run, out / run.name):<6} " if out else ""
+        trusted = ("--trust-code",) if trust_code and is_code(run.config.network.name) else ()
+        lines.append(f"{state}{run.name}: crosel train {join((*run.arguments, *trusted))}")
     return lines
 
 
-def _state(cell: Cell, folder: Path) -> str:
-    result = standing(cell, folder)
+def _state(run: BenchRun, folder: Path) -> str:
+    result = existing_result(run, folder)
     if result is None:
         return "begun" if (folder / "config.yaml").is_file() else "new"
     return "done" if result.status == "skipped" else result.status
@@ -58,7 +58,7 @@ def suite_lines() -> list[str]:
     """A line for each suite that comes with the package."""
     found = {name: read_suite(name) for name in suites()}
     width = max(map(len, found))
-    return [f"{name:<{width}}  {suite.title} ({suite.size} cells)" for name, suite in found.items()]
+    return [f"{name:<{width}}  {suite.title} ({suite.size} runs)" for name, suite in found.items()]
 
 
 def bench_command(
@@ -77,7 +77,7 @@ def bench_command(
     trust_code: bool,
     echo: Callable[[str], object],
 ) -> bool:
-    """What `crosel bench` does; False if a cell failed, or if no trial of a search came to an end."""
+    """What `crosel bench` does; False if a run failed, or if no trial of a search came to an end."""
     if name == "list":
         for line in suite_lines():
             echo(line)
@@ -86,7 +86,7 @@ def bench_command(
     out = out or Path("bench") / suite.name
     if suite.search is not None and only:
         raise UserError(
-            f"{suite.place} has a search, where each trial depends on earlier ones; --only works only with cells of "
+            f"{suite.place} has a search, where each trial depends on earlier ones; --only works only with runs of "
             "a grid"
         )
     if suite.search is not None and only_list:
@@ -112,7 +112,7 @@ def bench_command(
     )  # fmt: skip
     failures = failure_lines(results)
     done = len(results) - len(failures)
-    echo(f"{done} of {len(results)} cells done" + (f"; tables: crosel tables {out}" if done else ""))
+    echo(f"{done} of {len(results)} runs done" + (f"; tables: crosel tables {out}" if done else ""))
     for line in failures:
         echo(f"failed: {line}")
     return not failures

@@ -1,4 +1,4 @@
-"""Cells on this machine, each in a process of its own: what kills one, kills only one."""
+"""Runs on this machine, each in a process of its own: what kills one, kills only one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crosel.bench.cells import GRACE, CellResult, Options, Status, Watcher, last_row
-from crosel.bench.suite import Cell
+from crosel.bench.execution import GRACE, Options, RunResult, Status, last_row
+from crosel.bench.progress import Progress
+from crosel.bench.suite import BenchRun
 from crosel.utils.child import child_command
 from crosel.utils.files import disk_errors, make_folder
 
@@ -21,7 +22,7 @@ TICK = 1.0  # seconds between looks at their progress
 
 @dataclass
 class Process:
-    cell: Cell
+    run: BenchRun
     popen: subprocess.Popen[bytes]
     log: Path
     device: str
@@ -29,10 +30,10 @@ class Process:
 
 
 def run_local(
-    cells: Sequence[Cell], options: Options, watch: Watcher, stop: Callable[[], bool]
-) -> Generator[CellResult, None, None]:
-    """Run cells one after the other, or `options.jobs` at once, spread over the cards there are."""
-    waiting = list(reversed(cells))
+    runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+) -> Generator[RunResult, None, None]:
+    """One after the other, or `options.jobs` at once, spread over the cards there are."""
+    waiting = list(reversed(runs))
     free = devices(options.device, options.jobs)
     running: list[Process] = []
     ticked = 0.0
@@ -41,7 +42,7 @@ def run_local(
             while waiting and free and not stop():
                 process = start(waiting.pop(), options, free.pop(0))
                 running.append(process)
-                watch.started(process.cell)
+                progress.started(process.run)
             if stop():
                 yield from _stop_all(running, options)
                 return
@@ -51,7 +52,7 @@ def run_local(
                 yield result_of(process, options)
             if time.monotonic() - ticked > TICK:
                 ticked = time.monotonic()
-                watch.tick()
+                progress.tick()
             time.sleep(POLL)
     finally:  # a second Ctrl-C, or an error of ours: nothing may be left running
         for process in running:
@@ -70,29 +71,29 @@ def devices(device: str, jobs: int) -> list[str]:
     return [device] * jobs
 
 
-def command(cell: Cell, folder: Path, device: str, parent: int, trust_code: bool = False) -> list[str]:
-    """A cell as a command that lives no longer than the process `parent`, by which it must be started."""
+def command(run: BenchRun, folder: Path, device: str, parent: int, trust_code: bool = False) -> list[str]:
+    """A run as a command that lives no longer than the process `parent`, by which it must be started."""
     flags = ["--device", device, "--resume", "--out", str(folder), *(["--trust-code"] if trust_code else [])]
-    return child_command(parent, "train", *cell.arguments, *flags)
+    return child_command(parent, "train", *run.arguments, *flags)
 
 
-def start(cell: Cell, options: Options, device: str) -> Process:
-    log = options.out / "logs" / f"{cell.name.replace('/', '--')}.log"
+def start(run: BenchRun, options: Options, device: str) -> Process:
+    log = options.out / "logs" / f"{run.name.replace('/', '--')}.log"
     make_folder(log.parent)
-    make_folder(options.folder(cell).parent)
+    make_folder(options.folder(run).parent)
     environment = dict(os.environ)
     if options.jobs > 1:  # several runs with a thread for each core get in each other's way
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     with disk_errors(log), open(log, "wb") as stream:
         # In a group of its own, so that a terminal's Ctrl-C comes to us alone and each run is asked once.
         popen = subprocess.Popen(
-            command(cell, options.folder(cell), device, os.getpid(), options.trust_code),
+            command(run, options.folder(run), device, os.getpid(), options.trust_code),
             stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True,
         )  # fmt: skip
-    return Process(cell, popen, log, device, time.monotonic())
+    return Process(run, popen, log, device, time.monotonic())
 
 
-def result_of(process: Process, options: Options, stopping: bool = False) -> CellResult:
+def result_of(process: Process, options: Options, stopping: bool = False) -> RunResult:
     code = process.popen.returncode
     line = last_line(process.log)
     status: Status = "done" if code == 0 else "stopped" if stopping else "failed"
@@ -102,8 +103,8 @@ def result_of(process: Process, options: Options, stopping: bool = False) -> Cel
         except ValueError:
             name = f"signal {-code}"
         line = f"killed by {name}" + (f" after: {line}" if line else "")
-    folder = options.folder(process.cell)
-    return CellResult(process.cell, folder, status, line, last_row(folder), time.monotonic() - process.started)
+    folder = options.folder(process.run)
+    return RunResult(process.run, folder, status, line, last_row(folder), time.monotonic() - process.started)
 
 
 def last_line(log: Path) -> str:
@@ -115,7 +116,7 @@ def last_line(log: Path) -> str:
     return found.removeprefix("crosel: ")
 
 
-def _stop_all(running: list[Process], options: Options) -> Iterator[CellResult]:
+def _stop_all(running: list[Process], options: Options) -> Iterator[RunResult]:
     for process in running:
         process.popen.send_signal(signal.SIGTERM)
     until = time.monotonic() + GRACE

@@ -1,8 +1,8 @@
-"""Cells as tasks of a Ray cluster: the one that is running, or one of this machine alone.
+"""Runs as tasks of a Ray cluster: the one that is running, or one of this machine alone.
 
-Workers need not share a disk with us. A cell is trained in a folder of the worker's own; a courier thread beside it
-brings every file that has changed to a desk (an actor on our machine), from where we write it into the bench's folder.
-A worker that dies costs what it did since its last delivery: the cell is given to another one, files included.
+Workers need not share a disk with us. A worker trains in a folder of its own; a thread beside it sends every file that
+has changed to a mailbox (an actor on our machine), from which we write it into the bench's folder. If a worker dies,
+only the work since its last batch is lost: another one gets the run, files included.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from crosel.bench.cells import GRACE, CellResult, Options, Watcher, last_row, run_cell
-from crosel.bench.suite import Cell
+from crosel.bench.execution import GRACE, Options, RunResult, last_row, run_one
+from crosel.bench.progress import Progress
+from crosel.bench.suite import BenchRun
 from crosel.errors import UserError
 from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder
 from crosel.utils.system import ask_to_stop
 
-PAUSE = 15.0  # seconds between deliveries of a worker
-TICK = 0.5  # seconds between looks at the desk
-RETRIES = 3  # how often a cell is begun anew when its worker has died
+PAUSE = 15.0  # seconds from one batch of a worker to the next
+TICK = 0.5  # seconds from one look into the mailbox to the next
+RETRIES = 3  # how often a run is given to another worker when its own has died
 
 Files = dict[str, bytes]  # by their path within a run folder
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """What a worker brings: files that have changed, and which ones there are."""
+class SyncBatch:
+    """What a worker sends: the files that have changed, and the names of all."""
 
-    cell: str
+    run: str
     attempt: int
     changed: Files
     present: tuple[str, ...]
 
 
-class Desk:
+class Mailbox:
     """The actor through which workers reach us, and we them."""
 
     def __init__(self) -> None:
-        self.deliveries: list[Delivery] = []
+        self.batches: list[SyncBatch] = []
         self.closing = False
 
-    def put(self, delivery: Delivery) -> bool:
-        """Take a delivery, and say whether to stop."""
-        self.deliveries.append(delivery)
+    def put(self, batch: SyncBatch) -> bool:
+        """Take a batch, and say whether to stop."""
+        self.batches.append(batch)
         return self.closing
 
-    def take(self) -> list[Delivery]:
-        taken, self.deliveries = self.deliveries, []
+    def take(self) -> list[SyncBatch]:
+        taken, self.batches = self.batches, []
         return taken
 
     def close(self) -> None:
@@ -65,55 +66,55 @@ class Desk:
 # --- on the worker ------------------------------------------------------------------------------------------------
 
 
-def train_cell(
-    cell: Cell, attempt: int, files: Files, device: str, trust_code: bool, desk: Any, pause: float
-) -> tuple[str, str, Delivery]:
-    """Train a cell in a folder of our own, from the files given: its status, its last word, and all it left."""
+def run_on_worker(
+    run: BenchRun, attempt: int, files: Files, device: str, trust_code: bool, mailbox: Any, pause: float
+) -> tuple[str, str, SyncBatch]:
+    """Train in a folder of our own, from the files given: status, last line, and all files not yet sent."""
     with TemporaryDirectory(prefix="crosel-") as root:
         folder = Path(root) / "run"
         unpack(folder, files)
-        courier = Courier(cell.name, attempt, folder, files, desk, pause)
-        with courier.under_way():
-            result = run_cell(cell, folder, device, trust_code)
-        return result.status, result.line, courier.pack()
+        syncer = FileSyncer(run.name, attempt, folder, files, mailbox, pause)
+        with syncer.syncing():
+            result = run_one(run, folder, device, trust_code)
+        return result.status, result.line, syncer.pack()
 
 
-class Courier:
-    """Delivers what changes in a folder, and brings back word when to stop."""
+class FileSyncer:
+    """Sends what changes in a folder, and learns from the answer when to stop."""
 
-    def __init__(self, cell: str, attempt: int, folder: Path, known: Files, desk: Any, pause: float) -> None:
-        self.cell, self.attempt, self.folder, self.desk, self.pause = cell, attempt, folder, desk, pause
+    def __init__(self, run: str, attempt: int, folder: Path, known: Files, mailbox: Any, pause: float) -> None:
+        self.run, self.attempt, self.folder, self.mailbox, self.pause = run, attempt, folder, mailbox, pause
         self._known = {name: _stamp(folder / name) for name in known}
-        self._over = threading.Event()
+        self._ended = threading.Event()
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        self._deliver(Delivery(self.cell, self.attempt, {}, ()))  # it has begun
-        thread = threading.Thread(target=self._walk, daemon=True)
+    def syncing(self) -> Iterator[None]:
+        self._send(SyncBatch(self.run, self.attempt, {}, ()))  # it has begun
+        thread = threading.Thread(target=self._loop, daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._over.set()
+            self._ended.set()
             thread.join()
 
-    def _walk(self) -> None:
+    def _loop(self) -> None:
         last = time.monotonic()
-        while not self._over.wait(min(self.pause, 1.0)):
+        while not self._ended.wait(min(self.pause, 1.0)):
             due = time.monotonic() - last >= self.pause
-            if self._deliver(self.pack() if due else Delivery(self.cell, self.attempt, {}, ())):
-                ask_to_stop()  # which the run takes as a wish to save its state and end
+            if self._send(self.pack() if due else SyncBatch(self.run, self.attempt, {}, ())):
+                ask_to_stop()  # the run saves its state and ends
                 return
             last = time.monotonic() if due else last
 
-    def _deliver(self, delivery: Delivery) -> bool:
+    def _send(self, batch: SyncBatch) -> bool:
         ray = find_ray()
         try:
-            return bool(ray.get(self.desk.put.remote(delivery)))
+            return bool(ray.get(self.mailbox.put.remote(batch)))
         except ray.exceptions.RayError:  # whoever wanted the result has gone
             return True
 
-    def pack(self) -> Delivery:
+    def pack(self) -> SyncBatch:
         changed, present = {}, []
         for name, path in _files(self.folder):
             with contextlib.suppress(FileNotFoundError):  # an old checkpoint may go while we look
@@ -122,7 +123,7 @@ class Courier:
                     changed[name] = path.read_bytes()
                     self._known[name] = stamp
                 present.append(name)
-        return Delivery(self.cell, self.attempt, changed, tuple(present))
+        return SyncBatch(self.run, self.attempt, changed, tuple(present))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -134,7 +135,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def unpack(folder: Path, files: Mapping[str, bytes], present: Sequence[str] | None = None) -> None:
-    """Write files into a run folder, `done` last; with `present`, take away checkpoints that are no more."""
+    """Write files into a run folder, `done` last; with `present`, delete checkpoints that the worker has deleted."""
     for name in sorted(files, key=lambda name: (name == "done", name)):
         make_folder((folder / name).parent)
         atomic_write(folder / name, files[name])
@@ -146,7 +147,7 @@ def unpack(folder: Path, files: Mapping[str, bytes], present: Sequence[str] | No
 
 
 def read_files(folder: Path) -> Files:
-    """What a worker needs to go on with a run."""
+    """What a worker needs to continue a run."""
     return {name: path.read_bytes() for name, path in _files(folder)}
 
 
@@ -169,7 +170,7 @@ def find_ray() -> Any:
 
 @dataclass
 class Task:
-    cell: Cell
+    run: BenchRun
     attempt: int = 0
     began: float = field(default_factory=time.monotonic)
     seen: bool = False
@@ -204,36 +205,36 @@ class Dispatcher:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        self.desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
+        self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         cards = options.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
         share = 1 / options.jobs if cards else 0
-        self.work = ray.remote(train_cell).options(num_cpus=1, num_gpus=share, max_retries=0)
+        self.work = ray.remote(run_on_worker).options(num_cpus=1, num_gpus=share, max_retries=0)
         self.tasks: dict[Any, Task] = {}
 
     def submit(self, task: Task) -> None:
         options, task.seen = self.options, False
-        files = read_files(options.folder(task.cell))
-        ref = self.work.remote(task.cell, task.attempt, files, options.device, options.trust_code, self.desk, PAUSE)
+        files = read_files(options.folder(task.run))
+        ref = self.work.remote(task.run, task.attempt, files, options.device, options.trust_code, self.mailbox, PAUSE)
         self.tasks[ref] = task
 
-    def receive(self, watch: Watcher) -> None:
-        """Write what has been delivered; what comes from a worker that was given up is left aside."""
-        current = {(task.cell.name, task.attempt): task for task in self.tasks.values()}
-        for delivery in self.ray.get(self.desk.take.remote()):
-            task = current.get((delivery.cell, delivery.attempt))
+    def receive(self, progress: Progress) -> None:
+        """Write what has arrived; what a worker sent that was given up is ignored."""
+        current = {(task.run.name, task.attempt): task for task in self.tasks.values()}
+        for batch in self.ray.get(self.mailbox.take.remote()):
+            task = current.get((batch.run, batch.attempt))
             if task is None:
                 continue
             if not task.seen:
                 task.seen, task.began = True, time.monotonic()
-                watch.started(task.cell)
-            unpack(self.options.folder(task.cell), delivery.changed, delivery.present)
+                progress.started(task.run)
+            unpack(self.options.folder(task.run), batch.changed, batch.present)
 
-    def ended(self, seconds: float, watch: Watcher) -> Iterator[tuple[Task, Any]]:
+    def ended(self, seconds: float, progress: Progress) -> Iterator[tuple[Task, Any]]:
         """Tasks that are over, with what they returned or the error in its place."""
         if not self.tasks:
             return
         ready, _ = self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=seconds)
-        self.receive(watch)  # what a task delivered before it ended is on the desk now, and not in what it returned
+        self.receive(progress)  # what a task sent before it ended is in the mailbox, not in what it returned
         for ref in ready:
             try:
                 outcome = self.ray.get(ref)
@@ -241,60 +242,60 @@ class Dispatcher:
                 outcome = error
             yield self.tasks.pop(ref), outcome
 
-    def result(self, task: Task, outcome: Any, stopping: bool = False) -> CellResult:
-        folder, seconds = self.options.folder(task.cell), time.monotonic() - task.began
+    def result(self, task: Task, outcome: Any, stopping: bool = False) -> RunResult:
+        folder, seconds = self.options.folder(task.run), time.monotonic() - task.began
         if isinstance(outcome, Exception):
             line = f"{type(outcome).__name__}: {str(outcome).splitlines()[0]}"
-            return CellResult(task.cell, folder, "stopped" if stopping else "failed", line, last_row(folder), seconds)
-        status, line, delivery = outcome
-        unpack(folder, delivery.changed, delivery.present)
-        return CellResult(task.cell, folder, status, line, last_row(folder), seconds)
+            return RunResult(task.run, folder, "stopped" if stopping else "failed", line, last_row(folder), seconds)
+        status, line, batch = outcome
+        unpack(folder, batch.changed, batch.present)
+        return RunResult(task.run, folder, status, line, last_row(folder), seconds)
 
     def close(self) -> None:
         for ref in self.tasks:
             with contextlib.suppress(Exception):
                 self.ray.cancel(ref, force=True)
         with contextlib.suppress(Exception):
-            self.ray.kill(self.desk)
+            self.ray.kill(self.mailbox)
 
 
 def run_ray(
-    cells: Sequence[Cell], options: Options, watch: Watcher, stop: Callable[[], bool]
-) -> Generator[CellResult, None, None]:
-    """Give all cells to the cluster; `options.jobs` of them share a GPU."""
-    if not cells:
+    runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+) -> Generator[RunResult, None, None]:
+    """Give all runs to the cluster; `options.jobs` of them share a GPU."""
+    if not runs:
         return
     with cluster() as ray:
-        at_work = Dispatcher(ray, options)
+        dispatcher = Dispatcher(ray, options)
         try:
-            for cell in cells:
-                at_work.submit(Task(cell))
-            while at_work.tasks:
+            for run in runs:
+                dispatcher.submit(Task(run))
+            while dispatcher.tasks:
                 if stop():
-                    yield from _stop_all(at_work, watch)
+                    yield from _stop_all(dispatcher, progress)
                     return
-                for task, outcome in list(at_work.ended(TICK, watch)):
+                for task, outcome in list(dispatcher.ended(TICK, progress)):
                     if isinstance(outcome, Exception) and task.attempt < RETRIES:
                         task.attempt += 1
-                        at_work.submit(task)
+                        dispatcher.submit(task)
                     else:
-                        yield at_work.result(task, outcome)
-                watch.tick()
+                        yield dispatcher.result(task, outcome)
+                progress.tick()
         finally:
-            at_work.close()
+            dispatcher.close()
 
 
-def _stop_all(at_work: Dispatcher, watch: Watcher) -> Iterator[CellResult]:
-    """Let what has begun save its state; what waits does not begin."""
-    at_work.receive(watch)
-    at_work.ray.get(at_work.desk.close.remote())
-    for ref, task in list(at_work.tasks.items()):
+def _stop_all(dispatcher: Dispatcher, progress: Progress) -> Iterator[RunResult]:
+    """Let what has begun save its state; what waits is not begun."""
+    dispatcher.receive(progress)
+    dispatcher.ray.get(dispatcher.mailbox.close.remote())
+    for ref, task in list(dispatcher.tasks.items()):
         if not task.seen:
-            at_work.ray.cancel(ref)
+            dispatcher.ray.cancel(ref)
     until = time.monotonic() + GRACE
-    while at_work.tasks and time.monotonic() < until:
-        for task, outcome in list(at_work.ended(TICK, watch)):
+    while dispatcher.tasks and time.monotonic() < until:
+        for task, outcome in list(dispatcher.ended(TICK, progress)):
             if task.seen:
-                yield at_work.result(task, outcome, stopping=True)
-    for task in at_work.tasks.values():
-        yield CellResult(task.cell, at_work.options.folder(task.cell), "stopped", "the run did not stop in time")
+                yield dispatcher.result(task, outcome, stopping=True)
+    for task in dispatcher.tasks.values():
+        yield RunResult(task.run, dispatcher.options.folder(task.run), "stopped", "the run did not stop in time")

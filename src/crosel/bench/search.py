@@ -2,27 +2,27 @@
 
 The training examples are split once: trials learn from one part, written to `search/train.npz` without true labels and
 without the test set, and are judged by the candidate sets of the other (`search/held-out.npz`). Only `--oracle` puts
-true labels into the second file. The study is a journal in the bench's folder: the same command goes on with it.
+true labels into the second file. The study is a journal in the bench's folder: the same command continues it.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from crosel.bench.board import Board
-from crosel.bench.cells import CellResult, Executor, Options
-from crosel.bench.execute import run_cells
+from crosel.bench.execution import Executor, Options, RunResult, run_all
+from crosel.bench.progress import Progress
 from crosel.bench.space import ORACLE, Range, Search
-from crosel.bench.suite import Cell, Choice, Part, Suite, check_code, check_data, expand
-from crosel.config import RunConfig
+from crosel.bench.suite import BenchRun, Choice, Part, Suite, check_code, check_data, expand
+from crosel.config import RunConfig, check_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import only_rows, random_split
 from crosel.data.formats.npz import write_npz
@@ -42,14 +42,14 @@ JOURNAL, TABLE, BEST = "journal.log", "trials.csv", "best.yaml"
 @dataclass(frozen=True)
 class Trial:
     number: int
-    score: float | None  # None: a cell failed
+    score: float | None  # None: a run failed
     settings: Mapping[str, Any]
     line: str = ""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search has found: all trials, and the best one's config (None: no trial came to an end)."""
+class SearchResult:
+    """All trials, best first, and the best one's config (None: no trial came to an end)."""
 
     trials: tuple[Trial, ...]
     score: str
@@ -65,16 +65,17 @@ def run_search(
     settings: Iterable[str],
     oracle: bool,
     quiet: bool,
-) -> Found:
+) -> SearchResult:
     """Run trials, `options.jobs` at once, until there are as many as the suite asks for."""
     search = suite.search
     assert search is not None
     score, extra = search.judged(oracle), tuple(settings)
     _optuna()  # before a folder is made for it
     folder = options.out / FOLDER
-    _check_no_grid(suite)
+    if len(suite.parts) != 1 or suite.parts[0].axes:
+        raise UserError(f"{suite.place}: a search has a space instead of a grid or parts; leave these out")
 
-    def plan(values: Mapping[str, Any]) -> Cell:
+    def plan(values: Mapping[str, Any]) -> BenchRun:
         """The first run on all examples, with these settings."""
         return _expand(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
 
@@ -85,50 +86,47 @@ def run_search(
     if not (folder / HELD_OUT).is_file():
         check_data(suite.place, [first])
     make_folder(folder)
-    study = _study(folder, search, score, first)
-    held_out = prepare(first, folder, search, oracle)
-    trial_suite = _on_training_part(suite, first, folder / TRAIN)
-    lasting = tuple(item for item in extra if not _tells_how_to_read(item.partition("=")[0].strip()))
-
-    def best_config(values: Mapping[str, Any]) -> RunConfig:
-        """With what the trials took from the data. A default in its place would count as asked for in best.yaml."""
-        return resolve(plan(values).config, held_out)
-
+    study = _study(folder, search, score, first.config)
+    held_out = prepare(first.config, folder, search, oracle)
+    trial_suite = _on_training_part(suite, first.config.source, folder / TRAIN)
+    lasting = [item for item in extra if not _tells_how_to_read(item.partition("=")[0].strip())]
     lines: dict[int, str] = {}
-    while batch := _next_trials(study, search, options.jobs):
-        cells = {number: _cells(trial_suite, number, values, lasting) for number, values in batch.items()}
-        every = [cell for group in cells.values() for cell in group]
-        results = run_cells(every, options, execute, Board(every, options, quiet=quiet))
-        by_name = {result.cell.name: result for result in results}
-        for number, group in cells.items():
-            ended = [by_name[cell.name] for cell in group]
-            lines[number] = _tell(study, number, ended, score, held_out, options)
-        _write(study, search, score, best_config, options.out, lines)
-    return _write(study, search, score, best_config, options.out, lines)
+    while True:
+        trials = _trials(study, lines)
+        # With what the trials took from the data: a default in its place would count as asked for in best.yaml.
+        best = resolve(plan(trials[0].settings).config, held_out) if trials and trials[0].score is not None else None
+        found = _write(trials, search, score, best, options.out)
+        batch = _next_trials(study, search, options.jobs)
+        if not batch:
+            return found
+        groups = {
+            number: _expand(trial_suite, Choice(f"trial{number:03d}", values), None, None, lasting)
+            for number, values in batch.items()
+        }
+        every = [run for runs in groups.values() for run in runs]
+        results = run_all(every, options, execute, Progress(every, options, quiet=quiet))
+        by_name = {result.run.name: result for result in results}
+        for number, runs in groups.items():
+            lines[number] = _tell(study, number, [by_name[run.name] for run in runs], score, held_out, options)
 
 
 # --- the two parts ------------------------------------------------------------------------------------------------
 
 
-def prepare(plan: Cell, folder: Path, search: Search, oracle: bool) -> Dataset:
+def prepare(config: RunConfig, folder: Path, search: Search, oracle: bool) -> Dataset:
     """Write the two parts of the training set (unless they are there), and return the one that judges."""
     if not (folder / HELD_OUT).is_file():
-        config = plan.config
         data = draw_candidates(load_data(config), config.candidates, config.seed)
         if oracle and data.y is None:
             raise UserError("--oracle: this data has no true labels to judge trials by; leave it out")
-        train, held_out = split(data, search.held_out, search.seed)
-        write_npz(replace(train, y=None, x_test=None, y_test=None), folder / TRAIN)
-        write_npz(replace(held_out, x_test=None, y_test=None, y=held_out.y if oracle else None), folder / HELD_OUT)
+        train, held_out = random_split(data.n, search.held_out, search.seed)
+        if len(train) < 2 or not len(held_out):
+            share = f"{search.held_out:g} of {data.n} examples"
+            raise UserError(f"search: held_out: {share} leaves one side empty; change the share")
+        learnt, judging = only_rows(data, train), only_rows(data, held_out)
+        write_npz(replace(learnt, y=None, x_test=None, y_test=None), folder / TRAIN)
+        write_npz(replace(judging, x_test=None, y_test=None, y=judging.y if oracle else None), folder / HELD_OUT)
     return load(str(folder / HELD_OUT))
-
-
-def split(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a share of the examples, sets included."""
-    train, held_out = random_split(data.n, share, seed)
-    if len(train) < 2 or not len(held_out):
-        raise UserError(f"search: held_out: {share:g} of {data.n} examples leaves one side empty; change the share")
-    return only_rows(data, train), only_rows(data, held_out)
 
 
 def judge(run: Path, held_out: Dataset, score: str, device: str, trust_code: bool = False) -> float:
@@ -146,44 +144,34 @@ def judge(run: Path, held_out: Dataset, score: str, device: str, trust_code: boo
 # --- trials -------------------------------------------------------------------------------------------------------
 
 
-def _on_training_part(suite: Suite, plan: Cell, train: Path) -> Suite:
+def _on_training_part(suite: Suite, source: str, train: Path) -> Suite:
     """The suite with the training part as its source: what told how to read or draw has been done."""
-    base = dict(suite.parts[0].base)
+    base = {name: value for name, value in suite.parts[0].base.items() if not _tells_how_to_read(name)}
     if "preset" in base:
-        base["preset"] = str(base["preset"]).replace("{source}", plan.config.source)
-    base = {name: value for name, value in base.items() if not _tells_how_to_read(name)}
-    return replace(suite, parts=(Part({**base, "source": str(train.absolute())}, ()),), search=None)
+        base["preset"] = str(base["preset"]).replace("{source}", source)
+    return replace(suite, parts=(Part({**base, "source": str(train.absolute())}, ()),))
 
 
 def _tells_how_to_read(setting: str) -> bool:
     return setting in ("source", "data_dir", "candidates") or setting.startswith("data.")
 
 
-def _cells(suite: Suite, number: int, values: Mapping[str, Any], extra: Sequence[str]) -> list[Cell]:
-    choice = Choice(f"trial{number:03d}", {name: json.loads(value) for name, value in values.items()})
-    return _expand(suite, choice, None, None, extra)
-
-
 def _expand(
     suite: Suite, choice: Choice, seeds: Sequence[int] | None, data_dir: Path | None, extra: Sequence[str]
-) -> list[Cell]:
+) -> list[BenchRun]:
     part = replace(suite.parts[0], axes=((choice,),))
-    return expand(replace(suite, search=None, parts=(part,)), seeds, data_dir, extra)
+    return expand(replace(suite, parts=(part,)), seeds, data_dir, extra)
 
 
-def _check_no_grid(suite: Suite) -> None:
-    if len(suite.parts) != 1 or suite.parts[0].axes:
-        raise UserError(f"{suite.place}: a search has a space instead of a grid or parts; leave these out")
-
-
-def _next_trials(study: Any, search: Search, jobs: int) -> dict[int, dict[str, str]]:
-    """Trials that an earlier session left unfinished come first; then new ones, as long as there are to be more."""
+def _next_trials(study: Any, search: Search, jobs: int) -> dict[int, dict[str, Any]]:
+    """Settings by trial: first of those that an earlier session left unfinished, then new ones, until there are
+    enough."""
     known = study.get_trials(deepcopy=False)
     begun = [trial for trial in known if trial.state == _optuna().trial.TrialState.RUNNING][:jobs]
     if not begun:
         space = {name: _distribution(values) for name, values in search.space.items()}
         begun = [study.ask(space) for _ in range(min(jobs, search.trials - len(known)))]
-    return {trial.number: {name: _as_json(value) for name, value in trial.params.items()} for trial in begun}
+    return {trial.number: _settings(trial) for trial in begun}
 
 
 def _distribution(values: Range | tuple[Any, ...]) -> Any:
@@ -195,16 +183,16 @@ def _distribution(values: Range | tuple[Any, ...]) -> Any:
     return kinds.FloatDistribution(float(values.low), float(values.high), log=values.log, step=values.step)
 
 
-def _as_json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _settings(trial: Any) -> dict[str, Any]:
+    """Values of a choice are JSON in the study; numbers of a range are numbers."""
+    return {name: json.loads(value) if isinstance(value, str) else value for name, value in trial.params.items()}
 
 
-def _tell(study: Any, number: int, ended: Sequence[CellResult], score: str, held_out: Dataset, options: Options) -> str:
+def _tell(study: Any, number: int, ended: Sequence[RunResult], score: str, held_out: Dataset, options: Options) -> str:
     failed = [result.line for result in ended if result.status not in ("done", "skipped")]
     if not failed:
-        scores = [judge(result.folder, held_out, score, options.device, options.trust_code) for result in ended]
-        value = math.fsum(scores) / len(scores)
-        if math.isfinite(value):
+        value = fmean(judge(result.folder, held_out, score, options.device, options.trust_code) for result in ended)
+        if isfinite(value):
             study.tell(number, value)
             return ""
         failed = [f"the score is {value}"]
@@ -224,53 +212,53 @@ def _optuna() -> Any:
     return optuna
 
 
-def _study(folder: Path, search: Search, score: str, plan: Cell) -> Any:
-    """The study in this folder, begun or gone on with; another search is not mixed into it."""
+def _study(folder: Path, search: Search, score: str, config: RunConfig) -> Any:
+    """The study in this folder, begun or continued; another search is not mixed into it."""
     optuna = _optuna()
     backend = importlib.import_module("optuna.storages.journal").JournalFileBackend(str(folder / JOURNAL))
     storage = optuna.storages.JournalStorage(backend)
     study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
     # A sampler starts afresh with every session: another seed, or it would propose the same again.
     study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.get_trials(deepcopy=False)))
-    identity = json.dumps({
+    identity = {
         "space": {name: repr(values) for name, values in search.space.items()}, "score": score,
-        "held_out": search.held_out, "seed": search.seed, "config": plan.config.model_dump(mode="json"),
-    }, sort_keys=True)  # fmt: skip
+        "held_out": search.held_out, "seed": search.seed, "config": config.model_dump(mode="json"),
+    }  # fmt: skip
     before = study.user_attrs.get("search")
     if before is None:
-        study.set_user_attr("search", identity)
-    elif before != identity:
+        study.set_user_attr("search", json.dumps(identity, sort_keys=True))
+    elif _as_now(json.loads(before)) != json.loads(json.dumps(identity)):
         raise UserError(
             f"{folder.parent} contains another search (other settings, space or score); choose another --out"
         )
     return study
 
 
-def _write(
-    study: Any,
-    search: Search,
-    score: str,
-    config: Callable[[Mapping[str, Any]], RunConfig],
-    out: Path,
-    lines: Mapping[int, str],
-) -> Found:
-    """The table of all trials, best first, and the best one's config, ready for `crosel train --config`."""
-    trials = []
-    for trial in study.get_trials(deepcopy=False):
-        settings = {name: json.loads(_as_json(value)) for name, value in trial.params.items()}
-        trials.append(Trial(trial.number, trial.value, settings, lines.get(trial.number, "")))
-    trials.sort(key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.number))
+def _as_now(identity: dict[str, Any]) -> dict[str, Any]:
+    """Of a search, with settings as they are called today."""
+    return identity | {"config": check_config(identity["config"]).model_dump(mode="json")}
+
+
+def _trials(study: Any, lines: Mapping[int, str]) -> list[Trial]:
+    """Best first, and those without a score last."""
+    found = [
+        Trial(trial.number, trial.value, _settings(trial), lines.get(trial.number, ""))
+        for trial in study.get_trials(deepcopy=False)
+    ]
+    return sorted(found, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.number))
+
+
+def _write(trials: Sequence[Trial], search: Search, score: str, best: RunConfig | None, out: Path) -> SearchResult:
+    """The table of all trials, and the best one's config, ready for `crosel train --config`."""
     table = [csv_line(["trial", score, *search.space])]
     for trial in trials:
         shown = "" if trial.score is None else f"{trial.score:.6f}"
-        values = (_as_json(trial.settings.get(name)) for name in search.space)
-        table.append(csv_line([str(trial.number), shown, *values]))
+        values = (trial.settings.get(name) for name in search.space)
+        table.append(
+            csv_line([str(trial.number), shown, *(v if isinstance(v, str) else json.dumps(v) for v in values)])
+        )
     atomic_write(out / TABLE, b"".join(table))
-    best = trials[0] if trials and trials[0].score is not None else None
     if best is not None:
-        atomic_write(out / BEST, _best_yaml(config(best.settings), best, score))
-    return Found(tuple(trials), score, out / TABLE, out / BEST if best else None)
-
-
-def _best_yaml(config: RunConfig, best: Trial, score: str) -> str:
-    return f"# trial {best.number} of a search: {score} {best.score:.4f} on held-out examples\n{config.to_yaml()}"
+        said = f"# trial {trials[0].number} of a search: {score} {trials[0].score:.4f} on held-out examples\n"
+        atomic_write(out / BEST, said + best.to_yaml())
+    return SearchResult(tuple(trials), score, out / TABLE, out / BEST if best else None)

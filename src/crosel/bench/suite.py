@@ -1,4 +1,4 @@
-"""Suites: a YAML file with a common base and a grid of settings becomes cells, each of them one run.
+"""Suites: a YAML file with a common base and a grid of settings becomes variants, and with each seed, runs.
 
     title: CC and CroSel on digits
     seeds: 3                                  # 0, 1, 2; or a list
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
@@ -55,9 +55,24 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One combination of choices: all it sets, and its labels."""
+
+    settings: Settings
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Part:
     base: Mapping[str, Any]
     axes: tuple[tuple[Choice, ...], ...]
+
+    def variants(self) -> Iterator[Variant]:
+        for choices in product(*self.axes):
+            settings = dict(self.base)
+            for choice in choices:
+                settings.update(choice.settings)
+            yield Variant(settings, tuple(choice.label for choice in choices if choice.label))
 
 
 @dataclass(frozen=True)
@@ -71,15 +86,15 @@ class Suite:
 
     @property
     def size(self) -> int:
-        """How many cells it has."""
+        """How many runs it has."""
         if self.search is not None:
             return len(self.seeds) * self.search.trials
         return len(self.seeds) * sum(math.prod(map(len, part.axes)) for part in self.parts)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a suite. `arguments` are those of `crosel train`, without where and on what it runs."""
+class BenchRun:
+    """A variant with a seed. `arguments` are those of `crosel train`, without where and on what it runs."""
 
     name: str
     arguments: tuple[str, ...]
@@ -108,21 +123,18 @@ def read_suite(name: str) -> Suite:
 def parse_suite(content: Mapping[str, Any], name: str, place: str) -> Suite:
     """Check the shape of a suite. Whether its settings are good ones is found when it is expanded."""
     check_keys(content, _SUITE_KEYS, place)
-    base, axes = _flat(content.get("base", {}), place, "base"), _axes(content.get("grid", {}), place, "grid")
-    listed = content.get("parts")
-    if listed is None:
-        parts = [Part(base, axes)]
-    elif not isinstance(listed, list) or not listed:
+    listed = [{}] if content.get("parts") is None else content["parts"]
+    if not isinstance(listed, list) or not listed:
         raise UserError(f"{place}: 'parts' must be a list of parts, each with a base or a grid")
-    else:
-        parts = []
-        for number, part in enumerate(listed, 1):
-            where = f"parts, item {number}"
-            if not isinstance(part, Mapping):
-                raise UserError(f"{place}: {where} needs a base or a grid")
-            check_keys(part, _PART_KEYS, f"{place}: {where}")
-            more = _flat(part.get("base", {}), place, f"{where}, base")
-            parts.append(Part({**base, **more}, axes + _axes(part.get("grid", {}), place, f"{where}, grid")))
+    base, axes = _flat(content.get("base", {}), place, "base"), _axes(content.get("grid", {}), place, "grid")
+    parts = []
+    for number, part in enumerate(listed, 1):
+        where = f"parts, item {number}"
+        if not isinstance(part, Mapping):
+            raise UserError(f"{place}: {where} needs a base or a grid")
+        check_keys(part, _PART_KEYS, f"{place}: {where}")
+        more = _flat(part.get("base", {}), place, f"{where}, base")
+        parts.append(Part({**base, **more}, axes + _axes(part.get("grid", {}), place, f"{where}, grid")))
     search = parse_search(content["search"], place) if "search" in content else None
     seeds = _seeds(content.get("seeds", 1), place)
     return Suite(name, str(content.get("title", name)), seeds, tuple(parts), place, search)
@@ -134,57 +146,52 @@ def expand(
     data_dir: Path | None = None,
     settings: Iterable[str] = (),
     only: str | Iterable[str] = (),
-) -> list[Cell]:
-    """The cells of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says; with
+) -> list[BenchRun]:
+    """The runs of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says; with
     `only`, a shell-style pattern or several, those whose names match one of them."""
-    chosen = suite.seeds if seeds is None else _seeds(seeds, "seeds")
-    extra = tuple(settings)
-    cells: dict[str, Cell] = {}
-    for part in suite.parts:
-        for choices in product(*part.axes):
-            tree: Settings = dict(part.base)
-            for choice in choices:
-                tree.update(choice.settings)
-            labels = [choice.label for choice in choices if choice.label]
-            for seed in chosen:
-                cell = _cell(suite.place, tree, labels, seed, data_dir, extra)
-                if cell.name in cells:
-                    raise UserError(
-                        f"{suite.place}: two cells have the name {cell.name}; "
-                        "put the settings that tell them apart in a grid"
-                    )
-                cells[cell.name] = cell
-    wanted = _wanted(suite.place, list(cells), [only] if isinstance(only, str) else list(only))
-    runs: dict[str, str] = {}  # configs, and the cells that have them
+    suite, extra, runs = with_seeds(suite, seeds), tuple(settings), dict[str, BenchRun]()
+    for variant in (variant for part in suite.parts for variant in part.variants()):
+        for seed in suite.seeds:
+            run = _run(suite.place, variant, seed, data_dir, extra)
+            if run.name in runs:
+                raise UserError(
+                    f"{suite.place}: two runs have the name {run.name}; put the settings that tell them apart in a grid"
+                )
+            runs[run.name] = run
+    wanted = _wanted(suite.place, list(runs), [only] if isinstance(only, str) else list(only))
+    by_config: dict[str, str] = {}
     for name in wanted:
-        twin = runs.setdefault(cells[name].config.model_dump_json(), name)
+        twin = by_config.setdefault(runs[name].config.model_dump_json(), name)
         if twin != name:
-            raise UserError(f"{suite.place}: {twin} and {name} are the same run; {_remedy(extra)}")
-    return [cells[name] for name in wanted]
+            remedy = "leave one of them out"
+            if len(extra) == 1:
+                remedy = f"--set {extra[0]} overrides what the suite varies, so leave it out"
+            raise UserError(f"{suite.place}: {twin} and {name} are the same run; {remedy}")
+    return [runs[name] for name in wanted]
 
 
-def check_code(place: str, cells: Iterable[Cell], trust_code: bool) -> None:
-    """Refuse cells whose network is code from outside, unless that is trusted."""
-    for cell in cells:
+def check_code(place: str, runs: Iterable[BenchRun], trust_code: bool) -> None:
+    """Refuse runs whose network is code from outside, unless that is trusted."""
+    for run in runs:
         try:
-            check_trust(cell.config.network.name, trust_code)
+            check_trust(run.config.network.name, trust_code)
         except UserError as error:
-            raise UserError(f"{place}, cell {cell.name}: {error}") from None
+            raise UserError(f"{place}, run {run.name}: {error}") from None
 
 
-def check_data(place: str, cells: Iterable[Cell]) -> list[str]:
-    """Refuse to begin where no cell has its data: each would fail for itself. As long as one has, it is run, and there
-    is a line for each source that is not there."""
-    first: dict[tuple[str, Path | None], Cell] = {}
-    for cell in cells:
-        first.setdefault((cell.config.source, cell.config.data_folder), cell)
+def check_data(place: str, runs: Iterable[BenchRun]) -> list[str]:
+    """Refuse to begin where no run has its data: each would fail by itself. If only some have not, return a line for
+    each missing source."""
+    first: dict[tuple[str, Path | None], BenchRun] = {}
+    for run in runs:
+        first.setdefault((run.config.source, run.config.data_folder), run)
     missing = []
-    for (source, folder), cell in first.items():
+    for (source, folder), run in first.items():
         try:
             check_there(source, folder)
         except UserError as error:
-            missing.append(f"{place}, cell {cell.name}: {error}")
-        except OSError:  # it may be there: the cell will see
+            missing.append(f"{place}, run {run.name}: {error}")
+        except OSError:  # it may be there: the run will see
             continue
     if missing and len(missing) == len(first):
         raise UserError(missing[0])
@@ -195,7 +202,7 @@ def _wanted(place: str, names: Sequence[str], patterns: Sequence[str]) -> list[s
     """The names that match a pattern, in their own order; without patterns, all."""
     for pattern in patterns:
         if not _matching(pattern, names):
-            raise UserError(f"{place}: no cell matches --only {quote(pattern)}; {_nearest(pattern, names)}")
+            raise UserError(f"{place}: no run matches --only {quote(pattern)}; {_nearest(pattern, names)}")
     return [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -220,17 +227,15 @@ def with_seeds(suite: Suite, seeds: int | Sequence[int] | None) -> Suite:
     return suite if seeds is None else replace(suite, seeds=_seeds(seeds, "seeds"))
 
 
-def _cell(
-    place: str, tree: Settings, labels: list[str], seed: int, data_dir: Path | None, extra: tuple[str, ...]
-) -> Cell:
-    source, method = tree.get("source"), tree.get("method", "crosel")
+def _run(place: str, variant: Variant, seed: int, data_dir: Path | None, extra: tuple[str, ...]) -> BenchRun:
+    tree = variant.settings
+    source, method, rule, preset = (tree.get(flag) for flag in ("source", "method", "candidates", "preset"))
+    method = str(method or "crosel")
     if not isinstance(source, str):
         raise UserError(f"{place}: 'source' is missing in base; give what to train on, as in source: digits")
-    preset = tree.get("preset")
     if preset is not None:
-        preset = str(preset).replace("{source}", source).replace("{method}", str(method))
-    rule = tree.get("candidates")
-    name = cell_name(source, rule, str(method), labels, seed)
+        preset = str(preset).replace("{source}", source).replace("{method}", method)
+    name = run_name(source, rule, method, variant.labels, seed)
     filled = {key: seed if value == "{seed}" else value for key, value in tree.items() if key not in _FLAGS}
     sets = [f"{key}={_text(value)}" for key, value in filled.items()] + list(extra)
     values = {
@@ -240,22 +245,16 @@ def _cell(
     try:
         config = build_config(preset=preset, values=values, settings=sets)
     except UserError as error:
-        raise UserError(f"{place}, cell {name}: {error}") from None
-    arguments = [source, "--method", str(method)]
+        raise UserError(f"{place}, run {name}: {error}") from None
+    arguments = [source, "--method", method]
     for flag, value in (("--preset", preset), ("--candidates", rule), ("--data", data_dir)):
         arguments += [flag, str(value)] if value is not None else []
     arguments += ["--seed", str(seed), *(part for item in sets for part in ("--set", item))]
-    return Cell(name, tuple(arguments), config)
+    return BenchRun(name, tuple(arguments), config)
 
 
-def _remedy(extra: Sequence[str]) -> str:
-    if len(extra) == 1:
-        return f"--set {extra[0]} overrides what the suite varies, so leave it out"
-    return "leave one of them out"
-
-
-def cell_name(source: str, rule: str | None, method: str, labels: Iterable[str], seed: int) -> str:
-    """The folder of a cell within a bench: `cifar10-q0.5/crosel-gamma=0.8-seed0`."""
+def run_name(source: str, rule: str | None, method: str, labels: Iterable[str], seed: int) -> str:
+    """The folder of a run within a bench: `cifar10-q0.5/crosel-gamma=0.8-seed0`."""
     short = re.sub(r"^uniform:", "", rule or "").replace("=", "").replace(":", "-")
     group = "-".join(filter(None, (Path(source).stem, short)))
     return f"{_slug(group)}/{_slug('-'.join((method, *labels)))}-seed{seed}"

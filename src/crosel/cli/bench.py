@@ -15,28 +15,28 @@ def bench(
         str, typer.Argument(metavar="SUITE", help="name of a suite (`crosel bench list` lists them), or a YAML file")
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder for the runs  [default: bench/SUITE]")] = None,
-    on: Annotated[str, typer.Option(metavar="NAME", help="where to run cells: local or ray")] = "local",
+    on: Annotated[str, typer.Option(metavar="NAME", help="where to make the runs: local or ray")] = "local",
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="number of seeds, instead of the suite's own")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="run only cells whose names match, as in '*-seed0'; may be repeated"),
+        typer.Option(metavar="PATTERN", help="make only runs whose names match, as in '*-seed0'; may be repeated"),
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="number of runs at once; on Ray, the number that share a GPU")
     ] = 1,
     set_: Annotated[
         list[str] | None,
-        set_option("a setting for every cell"),
+        set_option("a setting for every run"),
     ] = None,
     data: DataDir = None,
-    list_: Annotated[bool, typer.Option("--list", help="show the cells and their state; run nothing")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="show the runs and their state; start nothing")] = False,
     oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
-    """Run the cells of a suite, or its search. Finished cells are skipped, interrupted ones are resumed."""
+    """Make the runs of a suite, or its search. Finished runs are skipped, interrupted ones are resumed."""
     from crosel.bench.command import bench_command
 
     ended_well = bench_command(

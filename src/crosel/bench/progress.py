@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from crosel.bench.cells import CellResult, Options, last_row
-from crosel.bench.suite import Cell
+from crosel.bench.execution import RunResult, Options, last_row
+from crosel.bench.suite import BenchRun
 from crosel.utils.console import Screen
 from crosel.utils.text import duration, percent
 
@@ -20,33 +20,33 @@ def figures(row: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {percent(row[key])}" for key, name in shown if isinstance(row.get(key), float))
 
 
-class Board(Screen):
-    """Shows cells as they begin, go on and end."""
+class Progress(Screen):
+    """Shows runs as they begin, go on and end."""
 
     def __init__(
-        self, cells: Sequence[Cell], options: Options, stream: TextIO | None = None, quiet: bool = False
+        self, runs: Sequence[BenchRun], options: Options, stream: TextIO | None = None, quiet: bool = False
     ) -> None:
         super().__init__(stream, quiet)
         self.options = options
-        self.total = len(cells)
-        self.width = max((len(cell.name) for cell in cells), default=0)
+        self.total = len(runs)
+        self.width = max((len(run.name) for run in runs), default=0)
         self.ended: Counter[str] = Counter()
-        self.running: dict[str, tuple[Cell, float]] = {}
+        self.running: dict[str, tuple[BenchRun, float]] = {}
 
-    def started(self, cell: Cell) -> None:
-        self.running[cell.name] = (cell, time.monotonic())
+    def started(self, run: BenchRun) -> None:
+        self.running[run.name] = (run, time.monotonic())
         if self.live:
             self.tick()
         else:
-            self.say(f"{'start':<8} {cell.name}")
+            self.say(f"{'start':<8} {run.name}")
 
-    def finished(self, result: CellResult) -> None:
-        self.running.pop(result.cell.name, None)
+    def finished(self, result: RunResult) -> None:
+        self.running.pop(result.run.name, None)
         self.ended[result.status] += 1
         number = f"{sum(self.ended.values()):>{len(str(self.total))}}/{self.total}"
         rest = result.line if result.status == "failed" else figures(result.row)
         took = duration(result.seconds) if result.seconds else ""
-        parts = (f"{result.status:<8} {result.cell.name:<{self.width}}", number, rest, took)
+        parts = (f"{result.status:<8} {result.run.name:<{self.width}}", number, rest, took)
         self.say("  ".join(part for part in parts if part))
         self.tick()
 
@@ -64,13 +64,13 @@ class Board(Screen):
         counts = [f"{self.ended[name]} {name}" for name in ("done", "skipped", "failed", "stopped") if self.ended[name]]
         waiting = self.total - sum(self.ended.values()) - len(self.running)
         counts += [f"{n} {name}" for n, name in ((len(self.running), "running"), (waiting, "waiting")) if n]
-        return f"{self.total} cells: {', '.join(counts)}"
+        return f"{self.total} runs: {', '.join(counts)}"
 
     def _running_lines(self) -> list[str]:
         lines = []
-        for cell, since in self.running.values():
-            row = last_row(self.options.folder(cell))
-            epoch = f"epoch {row.get('epoch', 0)}/{cell.config.train.epochs}"
-            parts = (f"{'running':<8} {cell.name:<{self.width}}", epoch, figures(row))
+        for run, since in self.running.values():
+            row = last_row(self.options.folder(run))
+            epoch = f"epoch {row.get('epoch', 0)}/{run.config.train.epochs}"
+            parts = (f"{'running':<8} {run.name:<{self.width}}", epoch, figures(row))
             lines.append("  ".join(part for part in (*parts, duration(time.monotonic() - since)) if part))
         return lines

@@ -1,0 +1,133 @@
+"""Running what a suite asks for: what is done is skipped, and what stops can be continued. Where runs take place (this
+machine, a cluster) is up to an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from crosel.bench.suite import BenchRun
+from crosel.errors import Diverged, Interrupted, UserError
+from crosel.runs.folder import FREE_TO_CHANGE, RunFolder, first_difference
+from crosel.runs.pipeline import stop_signals, train_run
+from crosel.training.build import filled_from_data
+from crosel.utils.files import make_folder
+from crosel.utils.trees import dotted
+
+if TYPE_CHECKING:
+    from crosel.bench.progress import Progress
+
+Status = Literal["done", "skipped", "failed", "stopped"]
+GRACE = 120.0  # seconds a run has to finish its step and save its state, once it is asked to stop
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. `line` is the last thing it said; `row` the last line of its metrics."""
+
+    run: BenchRun
+    folder: Path
+    status: Status
+    line: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0  # of this call, not of the whole run
+
+
+@dataclass(frozen=True)
+class Options:
+    """How runs are made, whoever makes them."""
+
+    out: Path
+    device: str = "auto"
+    jobs: int = 1
+    trust_code: bool = False  # a network named module:factory may be imported
+
+    def folder(self, run: BenchRun) -> Path:
+        return self.out / run.name
+
+
+# Makes runs and yields each result as it comes. It looks at the last argument often; once that says True, it lets
+# every run under way save its state, and yields those as stopped. Closed early, it leaves nothing running.
+Executor = Callable[[Sequence[BenchRun], Options, "Progress", Callable[[], bool]], Generator[RunResult, None, None]]
+
+
+def run_all(runs: Sequence[BenchRun], options: Options, execute: Executor, progress: Progress) -> list[RunResult]:
+    """Skip what is done, give the rest to the executor, and return results in the order of the runs. Ctrl-C lets every
+    run save its state."""
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: give at least 1")
+    make_folder(options.out)
+    results: dict[str, RunResult] = {}
+    todo = []
+    with stop_signals() as stop:
+        try:
+            for run in runs:
+                result = existing_result(run, options.folder(run))
+                if result is None:
+                    todo.append(run)
+                else:
+                    results[run.name] = result
+                    progress.finished(result)
+            with closing(execute(todo, options, progress, stop)) as ended:  # whatever happens here, it cleans up
+                for result in ended:
+                    results[result.run.name] = result
+                    progress.finished(result)
+        finally:
+            progress.close()
+        if stop():
+            done = sum(result.status in ("done", "skipped") for result in results.values())
+            raise Interrupted(f"stopped with {done} of {len(runs)} runs done; run the same command again to continue")
+    return [results[run.name] for run in runs]
+
+
+def existing_result(run: BenchRun, folder: Path) -> RunResult | None:
+    """The result of what need not be run: it is done, or a finished run with other settings is in its place."""
+    before = RunFolder(folder)
+    if not before.exists or not before.is_done:
+        return None
+    try:
+        changed = changed_setting(run, before)
+    except UserError as error:
+        return RunResult(run, folder, "failed", str(error))
+    if changed:
+        name, was, now = changed
+        line = f"a finished run with other settings is in this folder: {name} was {was!r}, now {now!r}"
+        return RunResult(run, folder, "failed", line)
+    return RunResult(run, folder, "skipped", row=last_row(folder))
+
+
+def changed_setting(run: BenchRun, before: RunFolder) -> tuple[str, Any, Any] | None:
+    """The first setting in which a run in a folder differs from what is asked; what the data decide is left out."""
+    was = dotted(before.read_config(removed="refuse").model_dump(mode="json"))
+    now = dotted(run.config.model_dump(mode="json"))
+    free = {*FREE_TO_CHANGE, *filled_from_data(run.config), "source"}  # of a file, one has the full path, one the name
+    return first_difference(was, now, free)
+
+
+def last_row(folder: Path) -> Mapping[str, Any]:
+    rows = RunFolder(folder).read_metrics()
+    return rows[-1] if rows else {}
+
+
+def run_one(run: BenchRun, folder: Path, device: str = "auto", trust_code: bool = False) -> RunResult:
+    """Begin or resume one run in this process; errors become a result. This is the body of a task on a cluster."""
+    from crosel.report import write_run_report
+    from crosel.training.devices import pick_device
+
+    status: Status = "failed"
+    line = ""
+    try:
+        train_run(
+            run.config, folder, pick_device(device), resume=True, trust_code=trust_code, write_report=write_run_report
+        )
+        status = "done"
+    except Interrupted as stopped:
+        status, line = "stopped", str(stopped)
+    except (UserError, Diverged) as error:
+        line = str(error)
+    except Exception as error:  # whatever it is, the other runs go on
+        line = f"{type(error).__name__}: {error}"
+    return RunResult(run, folder, status, line, last_row(folder))
