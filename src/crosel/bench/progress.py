@@ -55,9 +55,8 @@ class Progress(Screen):
         if self.live:
             from rich.text import Text
 
-            running = self._running_lines()[
-                : max(0, shutil.get_terminal_size().lines - 2)
-            ]  # the summary stays in sight
+            most = max(0, shutil.get_terminal_size().lines - 2)  # so that the summary stays in sight
+            running = self._running_lines()[:most]
             self.draw(Text("\n".join((*running, self.summary())), no_wrap=True, overflow="ellipsis"))
 
     def summary(self) -> str:
