@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from crosel.bench.execution import RunResult, Options, last_row
+from crosel.bench.execution import Options, RunResult, last_row
 from crosel.bench.suite import BenchRun
 from crosel.utils.console import Screen
 from crosel.utils.text import duration, percent
