@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from _terminal import Terminal
-from crosel.utils.log import log_lines
 
 from crosel.bench import (
     EXECUTORS,
@@ -37,6 +36,7 @@ from crosel.bench.local import Process, command, devices, last_line, result_of
 from crosel.bench.progress import Progress
 from crosel.errors import Interrupted, UserError
 from crosel.runs.folder import RunFolder
+from crosel.utils.console import log_lines
 
 TINY = {
     "source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3", "network.width": 4,
