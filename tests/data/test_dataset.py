@@ -212,12 +212,12 @@ def test_dataset_says_what_it_is():
 
 
 def test_fingerprint_tells_inputs_apart():
-    plain = make_dataset(X, y=Y).fingerprint()
-    assert plain == make_dataset(X.copy(), y=[1, 0, 0]).fingerprint()  # of the inputs, not of what is said of them
+    plain = make_dataset(X, y=Y).fingerprint
+    assert plain == make_dataset(X.copy(), y=[1, 0, 0]).fingerprint  # of the inputs, not of what is said of them
     changed = X.copy()
     changed[2, 1] += 1
     others = [make_dataset(changed, y=Y), make_dataset(X, y=Y, classes=["a", "b"]), make_dataset(X[:2], y=Y[:2])]
-    assert len({plain, *(other.fingerprint() for other in others)}) == 4
+    assert len({plain, *(other.fingerprint for other in others)}) == 4
 
 
 def test_candidates_are_drawn_or_the_datas_own():
@@ -385,7 +385,7 @@ def test_digits_split_never_changes():
     assert (data.x.min(), data.x.max()) == (0, 255)
     assert not data.flips
     assert data.candidates is None
-    assert data.fingerprint() == "8f36d98659d2a09b"
+    assert data.fingerprint == "8f36d98659d2a09b"
     rest = data.y.tobytes() + data.y_test.tobytes() + data.x_test.tobytes()
     assert hashlib.sha256(rest).hexdigest()[:16] == "d35163ca7f83d817"
 
@@ -426,7 +426,7 @@ def test_npz_is_read(tmp_path):
     assert np.array_equal(data.x, X.astype(np.float32))
     assert np.array_equal(data.candidates, SETS)
     assert (data.y.tolist(), data.y_test.tolist()) == (Y, Y)
-    assert load(str(path)).fingerprint() == data.fingerprint()
+    assert load(str(path)).fingerprint == data.fingerprint
 
 
 def test_npz_takes_labels_by_name(tmp_path):

@@ -156,7 +156,7 @@ def test_folder_for_each_class(tmp_path):
     assert data.ids == ("cat/1.png", "cat/deep/2.png", "dog/1.png")
     assert (tmp_path / ".crosel-cache").is_dir()
     again = load(str(tmp_path), None, SMALL)  # the cache is no class
-    assert again.fingerprint() == data.fingerprint()
+    assert again.fingerprint == data.fingerprint
     assert refused(tmp_path, classes=("cat", "cow")).startswith(f"{tmp_path}: the folder 'dog' is not one of")
 
 
@@ -190,7 +190,7 @@ def test_images_are_decoded_once(listed, monkeypatch):
     names = decoded(monkeypatch)
     first = read(listed)
     assert sorted(names) == ["0.png", "1.png", "2.png"]
-    assert read(listed).fingerprint() == first.fingerprint()
+    assert read(listed).fingerprint == first.fingerprint
     assert len(names) == 3
     read(listed, image_size=5)
     assert len(names) == 6
@@ -215,7 +215,7 @@ def test_images_that_cannot_be_read_are_tried_again_and_the_rest_are_decoded_onc
     names = decoded(monkeypatch)
     again = read(listed, skip_bad=True)
     assert (again.ids, again.notes) == (first.ids, first.notes)
-    assert again.fingerprint() == first.fingerprint()
+    assert again.fingerprint == first.fingerprint
     assert names == ["0.png"]
     assert "0.png: not an image that Pillow can read; fix it" in refused(listed)  # without skip_bad it is not left out
     assert names == ["0.png", "0.png"]
@@ -235,7 +235,7 @@ def test_a_repaired_image_is_seen_even_with_the_size_and_time_it_had(listed, mon
         assert (data.ids, data.notes) == (("0.png", "1.png", "2.png"), ())
         assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2]
     assert names == ["1.png"]
-    assert read(listed).fingerprint() == data.fingerprint()
+    assert read(listed).fingerprint == data.fingerprint
 
 
 def test_what_stopped_at_a_bad_image_is_not_kept(listed, monkeypatch):
@@ -250,12 +250,12 @@ def test_a_damaged_cache_is_no_harm(listed, monkeypatch):
     images, names = np.load(cache)["images"], decoded(monkeypatch)
     for bad in (np.array([7]), np.array([-1]), np.array(["no row"])):
         np.savez(cache, images=images, bad=bad)
-        assert read(listed).fingerprint() == first.fingerprint()
+        assert read(listed).fingerprint == first.fingerprint
     for other in (images[:, :, :5], images.astype(np.int64)):
         np.savez(cache, images=other, bad=np.zeros(0, int))
-        assert read(listed).fingerprint() == first.fingerprint()
+        assert read(listed).fingerprint == first.fingerprint
     cache.write_bytes(cache.read_bytes()[:100])
-    assert read(listed).fingerprint() == first.fingerprint()
+    assert read(listed).fingerprint == first.fingerprint
     assert len(names) == 6 * 3
 
 
@@ -267,7 +267,7 @@ def test_a_cache_from_a_stranger_runs_nothing(listed, tmp_path):
     first = read(listed)
     (cache,) = (listed.parent / ".crosel-cache").glob("*.npz")
     np.savez(cache, images=np.array([Payload()], dtype=object), bad=np.zeros(0, int))
-    assert read(listed).fingerprint() == first.fingerprint()
+    assert read(listed).fingerprint == first.fingerprint
     assert not (tmp_path / "ran").exists()
 
 

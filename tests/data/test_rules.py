@@ -245,7 +245,7 @@ def test_a_run_read_again_has_the_classes_of_its_rule(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     data = make_dataset(np.eye(2), y=[0, 1], classes=["animal", "lorry"])
     drawn, again = draw_candidates(data, rule, 0), with_classes_of(data, rule)
-    assert (drawn.classes, drawn.fingerprint()) == (again.classes, again.fingerprint())
+    assert (drawn.classes, drawn.fingerprint) == (again.classes, again.fingerprint)
     assert np.array_equal(drawn.candidates, again.candidates)
     for other in (None, "uniform:q=0.3"):
         assert with_classes_of(data, other) is data

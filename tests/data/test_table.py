@@ -41,7 +41,7 @@ def test_csv_with_features(tmp_path):
 )
 def test_csv_as_programs_write_it(tmp_path, change):
     plain, other = read(put(tmp_path / "a.csv", CSV)), read(put(tmp_path / "b.csv", change(CSV)))
-    assert plain.fingerprint() == other.fingerprint()
+    assert plain.fingerprint == other.fingerprint
     assert np.array_equal(plain.candidates, other.candidates)
     assert (plain.ids, plain.y.tolist()) == (other.ids, other.y.tolist())
 
@@ -292,7 +292,7 @@ def test_jsonl_is_the_same_data(tmp_path):
     ]
     path = put(tmp_path / "d.jsonl", "\n".join(map(json.dumps, rows)))
     one, other = read(path), read(put(tmp_path / "d.csv", CSV))
-    assert one.fingerprint() == other.fingerprint()
+    assert one.fingerprint == other.fingerprint
     assert np.array_equal(one.candidates, other.candidates)
     assert np.array_equal(one.weights, other.weights)
     assert (one.ids, one.y.tolist(), one.y_test.tolist()) == (other.ids, other.y.tolist(), other.y_test.tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Dataset:
     def is_image(self) -> bool:
         return self.x.ndim == 4
 
-    @property
+    @cached_property
     def brightest(self) -> int:
         """The largest value of any pixel of the training images."""
         return int(self.x.max())
@@ -70,6 +71,7 @@ class Dataset:
     def example_id(self, row: int) -> str:
         return self.ids[row] if self.ids is not None else str(row)
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the training inputs, so that a resumed run can tell that it sees the same data."""
         digest = hashlib.sha256(repr((self.x.shape, str(self.x.dtype), self.classes)).encode())

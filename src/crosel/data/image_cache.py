@@ -21,7 +21,7 @@ from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
 
 FOLDER = ".crosel-cache"
-_VERSION = 2  # raise it when the same files give other pixels, or the cache is written in another way
+_VERSION = 3  # raise it when the same files give other pixels, or the cache is written in another way
 _KEEP = 8
 
 

@@ -1,4 +1,7 @@
-"""Image files of any size and mode -> one uint8 array [n, h, w, c], decoded on all cores."""
+"""Image files of any size and mode -> one uint8 array [n, h, w, c], decoded on all cores.
+
+In memory and in the cache channels come first, as networks want them: what is returned is a view.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def read_images(
     cache_beside: Path | None = None,
 ) -> NDArray[np.uint8]:
     """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
-    pixels, bad = _read(paths, settings, places, cache_beside, None, to_the_end=False)
+    pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, None, to_the_end=False)
     if bad:
         raise UserError(f"{bad[min(bad)]}; replace it, or leave it out")
     return pixels
@@ -113,7 +116,7 @@ def read_usable_images(
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """The same for training data, of which `data.skip_bad` leaves out what cannot be read: also such rows, each with
     its place and reason. There are no pixels in these."""
-    pixels, bad = _read(paths, settings, places, cache_beside, progress, to_the_end=settings.skip_bad)
+    pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, progress, to_the_end=settings.skip_bad)
     if bad and not settings.skip_bad:
         raise UserError(bad[min(bad)] + OR_SKIP)
     if bad and len(bad) == len(paths):
@@ -121,7 +124,7 @@ def read_usable_images(
     return pixels, bad
 
 
-def _read(
+def _decode_or_recall(
     paths: Sequence[Path],
     settings: DataSettings,
     places: Sequence[str] | None,
@@ -130,7 +133,7 @@ def _read(
     to_the_end: bool,
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
-    shape = (len(paths), side, side, channels)
+    shape = (len(paths), channels, side, side)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
     cache = ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
     found = cache.read(shape) if cache is not None else None
@@ -145,7 +148,7 @@ def _read(
         place = f"{places[row]}: " if places and places[row] else ""
         name = str(paths[row])
         bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_reason(error)}"
-    return out, bad
+    return out.transpose(0, 2, 3, 1), bad
 
 
 def bad_inputs_note(bad: Mapping[int, str]) -> list[str]:
@@ -171,7 +174,7 @@ def _decode_all(
             if stop.is_set():
                 return done
             try:
-                out[row] = decode(paths[row], settings)
+                out[row] = decode(paths[row], settings).transpose(2, 0, 1)
             except (ValueError, OSError) as error:
                 failed[row] = error
                 if not to_the_end:

@@ -151,4 +151,4 @@ def training_inputs(config: RunConfig, fingerprint: str, data: Dataset | None = 
     """
     if data is None:
         data = with_classes_of(load_data(config), config.candidates)
-    return data.x if data.fingerprint() == fingerprint else None
+    return data.x if data.fingerprint == fingerprint else None

@@ -166,7 +166,7 @@ class RunFolder:
     def write_candidates(self, data: Dataset, corrected: Sequence[int] = ()) -> None:
         """The drawn sets are part of the run: they are saved once and read back ever after."""
         values: dict[str, Any] = {
-            "candidates": data.candidates, "classes": data.classes, "shape": data.shape, "data": data.fingerprint(),
+            "candidates": data.candidates, "classes": data.classes, "shape": data.shape, "data": data.fingerprint,
             "corrected": np.array(corrected, np.int64), "y": data.y, "ids": data.ids, "columns": data.columns,
         }  # fmt: skip
         present = {name: value for name, value in values.items() if value is not None}
@@ -374,7 +374,7 @@ def _changed(saved: SavedSets, data: Dataset) -> str | None:
     sets = saved.candidates
     if sets.shape != (data.n, len(data.classes)):
         return f"{sets.shape[0]} examples and {sets.shape[1]} classes, now {data.n} and {len(data.classes)}"
-    if saved.fingerprint != data.fingerprint():
+    if saved.fingerprint != data.fingerprint:
         return "x or the class names have changed"
     if data.candidates is not None:
         changed = (data.candidates != sets).any(axis=1)

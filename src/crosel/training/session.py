@@ -116,7 +116,7 @@ class Session:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Hashes that tie a checkpoint to the data and the candidate sets of its run."""
-        return {"data": self.data.fingerprint(), "candidates": candidates_digest(self.data)}
+        return {"data": self.data.fingerprint, "candidates": candidates_digest(self.data)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and all else as JSON."""
