@@ -65,7 +65,7 @@ def test_summary_for_people():
     assert lines[1] == "candidates: 20.50 on average; sizes from 1 to 40, most often 1"
     assert len(lines) == 3  # truth is not known
     alone = make_dataset(np.zeros((2, 1)), np.ones((2, 1), dtype=bool))
-    assert summarise(alone).doubts() == ["there is only one class, so there is nothing to learn"]
+    assert summarise(alone).remarks() == ["there is only one class, so there is nothing to learn"]
 
 
 def test_summary_in_bounded_memory():

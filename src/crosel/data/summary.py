@@ -45,12 +45,12 @@ class Summary:
         out.append(
             f"sets with one label: {_share(self.singletons, self.n)}; with all labels: {_share(self.full, self.n)}"
         )
-        out += self.doubts()
+        out += self.remarks()
         if self.missing is not None:
             out.append(f"sets without the true label: {_share(self.missing, self.n)}")
         return [*out, *self.notes]
 
-    def doubts(self) -> list[str]:
+    def remarks(self) -> list[str]:
         """What no method can learn from these sets; also said when a run begins."""
         out = ["there is only one class, so there is nothing to learn"] if self.k == 1 else []
         if self.never:

@@ -150,7 +150,7 @@ def _begin(
     folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
     if corrections and not known:
         console.say(f"{corrections}: no known label in it, so nothing is corrected")
-    for line in (*config.remarks(), *summarise(data).doubts()):
+    for line in (*config.remarks(), *summarise(data).remarks()):
         console.say(line)
     return session
 
