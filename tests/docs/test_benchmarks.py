@@ -34,8 +34,6 @@ def test_it_can_be_started(name: str) -> None:
         ),
         (("variants.py", "--out", "x.json"), "variants.py: device 'cuda': torch finds no CUDA device"),
         (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda': torch finds no CUDA device"),
-        (("memory_estimate.py", "--out", "x.json"), "memory_estimate.py: device 'cuda': torch finds no CUDA device"),
-        (("memory_estimate.py", "--against", "gone.json"), "memory_estimate.py: gone.json: no such file"),
         (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py does not exist"),
         (("real_world.py", "--data", "x", "--trials", "gone", "--out", "x"), "real_world.py: gone: no such file"),
         (("report_size.py", "gone"), "crosel: gone: no such run folder"),
@@ -51,7 +49,6 @@ def test_it_can_be_started(name: str) -> None:
         (("run_records.py", "pack", "gone", "--out", "x"), "run_records.py: gone: no runs found"),
         (("run_records.py", "unpack", "gone", "--to", "x"), "run_records.py: gone: no such file"),
         (("generators.py", "--zzz"), "generators.py: unrecognized arguments: --zzz; --help shows what there is"),
-        (("memory_estimate.py", "--against", __file__), f"memory_estimate.py: {__file__}, line 1, column 3: not valid"),
         (
             ("real_world.py", "--data", "x", "--trials", __file__, "--out", "x"),
             f"real_world.py: {__file__}, line 1, column 3: not valid JSON",

@@ -51,7 +51,6 @@ from crosel.nn.networks import UserFactory
 from crosel.runs.labels import LabelTable, label_table
 from crosel.training.build import build_session, check_batch, resolve
 from crosel.training.devices import pick_device
-from crosel.training.memory import check_budget
 from crosel.training.trainer import fit as train
 from crosel.utils.console import Console
 from crosel.utils.out_of_memory import advise_while_building
@@ -167,7 +166,6 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             warnings.warn(line, stacklevel=2)
         console = self._console()
         try:
-            check_budget(session)
             train(session, (console,))
         finally:
             console.close()

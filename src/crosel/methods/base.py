@@ -164,7 +164,6 @@ class Method(nn.Module, ABC):
     title: ClassVar[str]  # what reports call it
     paper: ClassVar[str]
     Settings: ClassVar[type[MethodSettings]]
-    passes: ClassVar[float] = 1  # views of an example that a step keeps for the backward pass, for the memory estimate
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
     view_defaults: ClassVar[Mapping[str, Any]] = {}  # settings of `augment` for which it has other defaults
 

@@ -92,7 +92,6 @@ class CRDPLL(Method):
     title = "CRDPLL"
     paper = "Wu et al., Revisiting Consistency Regularization for Deep Partial Label Learning, ICML 2022"
     Settings = CRDPLLSettings
-    passes = 3
 
     settings: CRDPLLSettings
     weights: Tensor

@@ -225,7 +225,6 @@ class CroSel(Method):
     title = "CroSel"
     paper = "Tian et al., CroSel: Cross Selection of Confident Pseudo Labels for Partial-Label Learning, CVPR 2024"
     Settings = CroSelSettings
-    passes = 3
     watches_training_set = True
     view_defaults: ClassVar[Mapping[str, Any]] = {"strong_ops": 1, "cutout": 0.25}
 

@@ -114,7 +114,6 @@ class PiCO(Method):
     title = "PiCO"
     paper = "Wang et al., PiCO: Contrastive Label Disambiguation for Partial Label Learning, ICLR 2022"
     Settings = PiCOSettings
-    passes = 1.25  # the queries; the keys only for a moment
 
     settings: PiCOSettings
     weights: Tensor

@@ -109,7 +109,6 @@ class PoP(Method):
     title = "PoP"
     paper = "Xu et al., Progressive Purification for Instance-Dependent Partial Label Learning, ICML 2023"
     Settings = PoPSettings
-    passes = 3
 
     settings: PoPSettings
     weights: Tensor

@@ -29,7 +29,6 @@ from crosel.runs.outcome import write_predictions, write_selection
 from crosel.training.build import build_session, check_batch, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers
 from crosel.training.checkpoint import Checkpoint
-from crosel.training.memory import check_budget
 from crosel.training.session import Session
 from crosel.training.trainer import fit
 from crosel.utils.console import Console
@@ -146,7 +145,6 @@ def _begin(
     data = apply_corrections(data, known)
     session = build(config, data)  # before anything is written: it may refuse the config
     check_batch(session)
-    check_budget(session)
     folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
     if corrections and not known:
         console.say(f"{corrections}: no known label in it, so nothing is corrected")
@@ -165,8 +163,6 @@ def _go_on(
     session = build(config, folder.with_candidates(with_classes_of(data, config.candidates)))
     for line in folder.restore(session):
         console.say(line)
-    if not folder.is_done:
-        check_budget(session)
     return session
 
 

@@ -17,7 +17,7 @@ from crosel.methods.base import Method, Problem, find_method
 from crosel.nn.networks import NetworkFactory, is_code, network_factory, network_name, raised_by
 from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
-from crosel.training.memory import inputs_stay_on_host
+from crosel.training.devices import inputs_stay_on_host
 from crosel.training.session import Session
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.limits import one_line

@@ -12,6 +12,8 @@ from crosel.config import RunConfig
 from crosel.errors import UserError
 from crosel.nn import fused
 
+_INPUTS_SHARE = 0.6  # of the free device memory that inputs may take before they stay on the host
+
 
 def pick_device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda") and not name.startswith("cuda:"):
@@ -26,6 +28,14 @@ def pick_device(name: str) -> torch.device:
             raise UserError(f"there is no device '{name}'; torch finds {cards}: cuda:0 to cuda:{cards - 1}")
         torch.cuda.set_device(int(number))  # recordings and the fused kernels go to the card that is current
     return torch.device(name)
+
+
+def inputs_stay_on_host(setting: str, size: int, device: torch.device) -> bool:
+    """Whether training inputs of this many bytes stay in the host's memory (`train.data_on`)."""
+    if setting != "auto" or device.type != "cuda":
+        return setting == "host"
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, not in use
+    return size > _INPUTS_SHARE * (torch.cuda.mem_get_info(device)[0] + reusable)
 
 
 def uses_bf16(config: RunConfig, device: torch.device) -> bool:

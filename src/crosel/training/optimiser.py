@@ -75,11 +75,6 @@ def _at_start(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
     return {"momentum_buffer": torch.zeros_like(p)} if settings.momentum else {}
 
 
-def copies_kept(settings: TrainSettings) -> int:
-    """How many times the size of its parameters an optimiser keeps."""
-    return 2 if settings.optimiser == "adam" else int(settings.momentum > 0)
-
-
 def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor]:
     """By parameter name, as in `momentum.networks.0.stem.weight`: independent of how torch numbers its state."""
     return {
