@@ -274,7 +274,7 @@ def test_a_frame_that_may_be_a_matrix_is_not_taken_for_votes(columns: dict[str, 
 def test_a_frame_with_sets_for_votes_is_told_of() -> None:
     frame = Frame(np.array([["a|b", "b"], ["b", "a"]], dtype=object), ["anna", "ben"])
     with pytest.warns(UserWarning, match=r"'a\|b' is read as one label"):
-        assert read_candidates(frame).classes.tolist() == ["a", "a|b", "b"]
+        assert read_candidates(frame)[1].tolist() == ["a", "a|b", "b"]
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -389,7 +389,7 @@ SETS4 = np.array([[1, 0], [1, 1], [0, 1], [1, 1]])
         (np.where(X4 == 3, np.nan, X4), SETS4, "NaN in row 1, column 1"),
         (np.full((4, 2, 2), -1.0), SETS4, r"must lie in 0\.\.255"),
         (np.full((4, 2, 2), 300), SETS4, r"must lie in 0\.\.255"),
-        (np.full((4, 2, 2), np.nan), SETS4, "image 0"),
+        (np.full((4, 2, 2), np.nan), SETS4, "NaN in row 0"),
         (np.full((4, 2, 2), 1j), SETS4, "complex"),
         (np.full((4, 2, 2), "a"), SETS4, "expected numbers"),
         (np.zeros((4, 0, 2)), SETS4, "size 0"),

@@ -86,15 +86,9 @@ def as_inputs(x: Any, place: str, first_row: int = 0) -> Array:
     in chunks, `first_row` is where this one begins: errors count from the start of the file.
     """
     x = np.asarray(x)
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
-        raise UserError(f"{place}: expected numbers, found {x.dtype}")
+    check_numbers(x, place, first_row)
     if x.ndim not in (2, 3, 4):
         raise UserError(f"{place}: expected features [n, d] or images [n, h, w] or [n, h, w, c], got shape {x.shape}")
-    if 0 in x.shape:
-        raise UserError(f"{place}: there are no examples, or examples of size 0 (shape {x.shape})")
-    if np.issubdtype(x.dtype, np.complexfloating):
-        raise UserError(f"{place}: complex numbers cannot be used")
-    check_finite(x, place, first_row)
     if x.ndim == 2:
         with np.errstate(over="ignore"):  # said below, with the place
             features: Array = x.astype(np.float32)
@@ -104,6 +98,17 @@ def as_inputs(x: Any, place: str, first_row: int = 0) -> Array:
             raise UserError(f"{place}: {where} is too large for single precision; rescale it")
         return features
     return _as_pixels(x if x.ndim == 4 else x[..., None], place)
+
+
+def check_numbers(x: Array, place: str, first_row: int = 0) -> None:
+    """Refuse what holds no numbers, or some that cannot be learnt from."""
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+        raise UserError(f"{place}: expected numbers, found {x.dtype}")
+    if 0 in x.shape:
+        raise UserError(f"{place}: there are no examples, or examples of size 0 (shape {x.shape})")
+    if np.issubdtype(x.dtype, np.complexfloating):
+        raise UserError(f"{place}: complex numbers cannot be used")
+    check_finite(np.atleast_1d(x), place, first_row)
 
 
 def check_finite(x: Array, place: str, first_row: int = 0) -> None:

@@ -26,17 +26,17 @@ from crosel.data.dataset import as_inputs, make_dataset
 from crosel.errors import UserError, counted
 from crosel.estimator.inputs import (
     UserTypeError,
-    as_bytes,
+    check_settings,
+    class_indices,
     decode_labels,
     encode_labels,
     inside,
     is_image_like,
     pixel_kind,
-    plain_array,
-    positions,
     read_candidates,
-    settings_dict,
-    without_numpy,
+    to_host,
+    to_python,
+    to_uint8,
 )
 from crosel.estimator.model import (
     OWN_NETWORK,
@@ -48,7 +48,7 @@ from crosel.estimator.model import (
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.nn.networks import UserFactory
-from crosel.runs.labels import LabelTable, label_table
+from crosel.runs.labels import label_table
 from crosel.training.build import build_session, check_batch, resolve
 from crosel.training.devices import pick_device
 from crosel.training.trainer import fit as train
@@ -148,31 +148,27 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if y is not None and candidates is not None:
             raise UserError("candidate sets were given twice, as y and as candidates; give them once")
         x, pixels = self._training_inputs(X)
-        sets = read_candidates(y if candidates is None else candidates, self.classes)
-        data = make_dataset(x, sets.matrix, classes=[str(label) for label in sets.classes.tolist()], place="fit")
+        sets, classes = read_candidates(y if candidates is None else candidates, self.classes)
+        data = make_dataset(x, sets, classes=[str(label) for label in classes.tolist()], place="fit")
         factory = None if isinstance(self.network, str) else self.network
         config = resolve(self._config(), data)
         device = pick_device(str(self.device))
         with advise_while_building(device, config.train.data_on):
-            session = build_session(
-                config,
-                data,
-                device,
-                user_network(factory, len(sets.classes), data.shape),
-                trust_code=True,  # whoever names code in a Python program could as well have called it
-            )
+            network = user_network(factory, len(classes), data.shape)
+            # Whoever names code in a Python program could as well have called it.
+            session = build_session(config, data, device, network, trust_code=True)
         check_batch(session)
         for line in (*data.remarks(), *config.remarks()):
             warnings.warn(line, stacklevel=2)
-        console = self._console()
-        try:
+        with self._console() as console:
             train(session, (console,))
-        finally:
-            console.close()
-        self.classes_ = sets.classes
+        self.classes_ = classes
         self.history_ = History(session.progress.rows)
         table = label_table(session)
-        self._keep_labels(table)
+        self.transduction_ = self.classes_[table.labels]
+        self.confidence_ = table.confidence
+        self.selected_ = None if table.selected is None else table.selected == table.networks
+        self.flags_ = np.array(table.flags)
         self._model = FittedModel.of(session, pixels, factory)
         for line in table.remarks():  # last: who turns warnings into errors still has a classifier
             warnings.warn(line, stacklevel=2)
@@ -184,14 +180,14 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return Console(quiet=not self.verbose)
 
     def _training_inputs(self, X: Any) -> tuple[NDArray[Any], str | None]:
-        X = plain_array(X)
+        X = to_host(X)
         if not is_image_like(X):
             return self._features(X, reset=True), None
         for stale in ("n_features_in_", "feature_names_in_"):  # of an earlier fit on features
             if hasattr(self, stale):
                 delattr(self, stale)
         kind = pixel_kind(X)
-        return as_bytes(X, kind), kind
+        return to_uint8(X, kind), kind
 
     def _features(self, X: Any, reset: bool) -> NDArray[Any]:
         """scikit-learn's own checks and messages, in one line."""
@@ -203,14 +199,14 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return np.asarray(x)
 
     def _config(self) -> RunConfig:
-        train_values = settings_dict("train_settings", self.train_settings)
+        train_values = check_settings("train_settings", self.train_settings)
         for name in ("epochs", "batch_size", "lr"):
             if name in train_values:
                 raise UserError(f"train_settings: '{name}' is a separate parameter of the classifier")
         train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
         if self.lr is not None:
             train_values["lr"] = self.lr
-        network = settings_dict("network_settings", self.network_settings)
+        network = check_settings("network_settings", self.network_settings)
         if not isinstance(self.network, str) and (not callable(self.network) or isinstance(self.network, nn.Module)):
             raise UserError(
                 "network: expected a name or a factory, called as factory(classes=k, shape=shape) once for "
@@ -218,13 +214,13 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             )
         tree = {
             "source": "memory", "seed": self._seed(), "method": self._method_values(), "train": train_values,
-            "augment": settings_dict("augment_settings", self.augment_settings),
+            "augment": check_settings("augment_settings", self.augment_settings),
             "network": {**network, "name": self.network if isinstance(self.network, str) else OWN_NETWORK},
         }  # fmt: skip
-        return check_config(without_numpy(tree), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=4))
+        return check_config(to_python(tree), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=4))
 
     def _method_values(self) -> dict[str, Any]:
-        values = settings_dict("method_settings", self.method_settings)
+        values = check_settings("method_settings", self.method_settings)
         return {**values, "name": self.method}
 
     def _seed(self) -> int:
@@ -239,24 +235,18 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         except ValueError as error:
             raise UserError(f"random_state: {error}") from None
 
-    def _keep_labels(self, table: LabelTable) -> None:
-        self.transduction_ = self.classes_[table.labels]
-        self.confidence_ = table.confidence
-        self.selected_ = None if table.selected is None else table.selected == table.networks
-        self.flags_ = np.array(table.flags)
-
     # --- prediction -------------------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Class probabilities [n, k], columns in the order of `classes_`."""
         check_is_fitted(self, "classes_")
-        X = plain_array(X)
+        X = to_host(X)
         if self._model.pixels is None:
             x = as_inputs(self._features(X, reset=False), "X")
         else:
             if not is_image_like(X):
                 raise UserError("X: the classifier was trained on images; pass images [n, h, w] or [n, h, w, c]")
-            x = as_inputs(as_bytes(X, self._model.pixels), "X")
+            x = as_inputs(to_uint8(X, self._model.pixels), "X")
             if x.shape[1:] != self._model.shape:
                 raise UserError(f"X: images of {_size(x.shape[1:])}; trained on {_size(self._model.shape)}")
         return self._model.probabilities(x, str(self.device))
@@ -295,13 +285,13 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             params["classes"] = encode_labels(self.classes_)
         names, codes = np.unique(self.flags_, return_inverse=True)
         arrays: dict[str, NDArray[Any]] = {
-            "labels": positions(self.transduction_.tolist(), self.classes_), "confidence": self.confidence_,
+            "labels": class_indices(self.transduction_.tolist(), self.classes_), "confidence": self.confidence_,
             "flags": codes.astype(np.uint8),
         }  # fmt: skip
         if self.selected_ is not None:
             arrays["selected"] = self.selected_
         header = {
-            "class": type(self).__name__, "params": without_numpy(params), "labels": encode_labels(self.classes_),
+            "class": type(self).__name__, "params": to_python(params), "labels": encode_labels(self.classes_),
             "history": list(self.history_), "flag_names": names.tolist(),
             "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
         }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 
-from crosel.data.dataset import as_candidates
+from crosel.data.dataset import as_candidates, check_numbers
 from crosel.errors import UserError
 
 Array = NDArray[Any]
@@ -26,12 +25,7 @@ class UserTypeError(UserError, TypeError):
     """A UserError where scikit-learn's users expect a TypeError."""
 
 
-@dataclass(frozen=True)
-class CandidateSets:
-    """Bool [n, k], and the k labels its columns stand for."""
-
-    matrix: NDArray[np.bool_]
-    classes: Array
+CandidateSets = tuple[NDArray[np.bool_], Array]  # bool [n, k], and the k labels that its columns stand for
 
 
 # --- inputs -------------------------------------------------------------------------------------------------------
@@ -47,7 +41,7 @@ def is_image_like(x: Any) -> bool:
         return False
 
 
-def plain_array(x: Any) -> Any:
+def to_host(x: Any) -> Any:
     """Bring tensors into the host's memory; leave the rest as it is."""
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x
 
@@ -60,20 +54,12 @@ def pixel_kind(x: Any) -> str:
     return FLOAT_BYTES if np.issubdtype(x.dtype, np.floating) else BYTES
 
 
-def as_bytes(images: Any, kind: str) -> Array:
+def to_uint8(images: Any, kind: str) -> Array:
     """Images as uint8, by the meaning that `fit` found. A uint8 is 0..255 whatever `fit` saw."""
     x: Array = np.asarray(images)
     if x.dtype == np.uint8:
         return x if x.flags.writeable else x.copy()  # torch warns of arrays it may not write to
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
-        raise UserError(f"X: expected numbers, found {x.dtype}")
-    if np.issubdtype(x.dtype, np.complexfloating):
-        raise UserError("X: complex numbers cannot be used")
-    if x.size == 0:
-        raise UserError(f"X: there are no examples, or examples of size 0 (shape {x.shape})")
-    if not np.isfinite(x).all():
-        row = int(np.argwhere(~np.isfinite(x))[0, 0])
-        raise UserError(f"X: NaN or an infinite value in image {row}; fix it or leave it out")
+    check_numbers(x, "X")
     low, high = float(x.min()), float(x.max())
     top = 1.0 if kind == UNIT else 255.0
     if kind == UNIT and low >= 0 and high > top:
@@ -95,15 +81,15 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     `classes` names the columns of a matrix, or all labels there are; otherwise they come from the data: column
     names of a data frame, 0 to k-1 for other matrices, the sorted labels that occur for the rest.
     """
-    known = None if classes is None else label_array(_distinct(classes))
+    known = None if classes is None else label_array(_check_classes(classes))
     if hasattr(given, "columns") and len(given.columns) > 1 and not _holds_words(given):  # pandas or polars
-        names = label_array([_plain(name) for name in given.columns])
+        names = label_array([_item(name) for name in given.columns])
         return _from_matrix(np.asarray(given.to_numpy()), known, names)
     rows = _rows(given)
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
         return _from_matrix(rows, known, np.arange(rows.shape[1]))
     if isinstance(rows, np.ndarray):
-        _tell_of_joined(rows.tolist())
+        _warn_of_joined(rows.tolist())
         return _from_labels(rows, known)
     return _from_sets(rows, known)
 
@@ -117,7 +103,7 @@ def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.b
         matrix = _matrix(rows)
         if matrix.shape[1] != len(classes):
             raise UserError(f"y: {matrix.shape[1]} columns for {len(classes)} classes")
-        return matrix[np.arange(len(matrix)), positions(predicted, classes)]
+        return matrix[np.arange(len(matrix)), class_indices(predicted, classes)]
     sets = [[truth] for truth in rows.tolist()] if isinstance(rows, np.ndarray) else rows
     known = classes.tolist()
     if not any(label in known for row in sets for label in row):  # the first label that is known ends this
@@ -132,7 +118,7 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     """A 2-d array (matrix), a 1-d array (plain labels), or a list of label lists."""
     if given is None:
         raise UserError("fit requires y to be passed, but the target y is None; give candidate sets or labels")
-    given = given.toarray() if issparse(given) else plain_array(given)
+    given = given.toarray() if issparse(given) else to_host(given)
     if hasattr(given, "columns"):
         if len(given.columns) > 1 and _holds_words(given):
             return _votes(given)
@@ -156,7 +142,8 @@ def _rows(given: Any) -> Array | list[list[Any]]:
     if not items:
         raise UserError("candidates: there are no examples (n_samples=0)")
     if not _holds_sets(items):
-        return _object_array(items) if _mixed(items) else np.asarray(items)
+        mixed = len({isinstance(item, str) for item in items}) > 1  # numpy would turn [1, "a"] into strings
+        return _object_array(items) if mixed else np.asarray(items)
     return _label_lists(items)
 
 
@@ -182,7 +169,7 @@ def _votes(frame: Any) -> list[list[Any]]:
             "candidates: a frame with nothing but the texts 0 and 1 may be a matrix or votes; pass a matrix as "
             "numbers, votes as sets"
         )
-    _tell_of_joined([vote for row in rows for vote in row])
+    _warn_of_joined([vote for row in rows for vote in row])
     return rows
 
 
@@ -198,7 +185,7 @@ def _ravel(array: Array) -> Array:
     return column
 
 
-def _tell_of_joined(labels: Sequence[Any]) -> None:
+def _warn_of_joined(labels: Sequence[Any]) -> None:
     """A column of our csv files, handed over as it is, would make every set a class of its own."""
     joined = next((label for label in labels if isinstance(label, str) and "|" in label), None)
     if joined is not None:
@@ -223,17 +210,12 @@ def _holds_sets(items: Iterable[Any]) -> bool:
     return any(_is_set(item) for item in items)
 
 
-def _mixed(items: Sequence[Any]) -> bool:
-    """numpy would turn [1, "a"] into strings."""
-    return len({str if isinstance(item, str) else float for item in items}) > 1
-
-
 def _label_lists(items: Sequence[Any]) -> Array | list[list[Any]]:
     rows: list[list[Any]] = []
     for position, item in enumerate(items):
         if not _is_set(item):
             raise UserError(f"candidates: example {position} is {item!r}, but others are collections of labels")
-        rows.append([_plain(label) for label in item])
+        rows.append([_item(label) for label in item])
     flat = [label for row in rows for label in row]
     same_length = len({len(row) for row in rows}) == 1
     if same_length and flat and all(isinstance(label, bool) for label in flat):
@@ -246,7 +228,7 @@ def _label_lists(items: Sequence[Any]) -> Array | list[list[Any]]:
     return rows
 
 
-def _plain(label: Any) -> Any:
+def _item(label: Any) -> Any:
     return label.item() if isinstance(label, np.generic) else label
 
 
@@ -265,7 +247,7 @@ def _from_matrix(values: Array, known: Array | None, columns: Array) -> Candidat
     matrix = _matrix(values)
     if known is not None and len(known) != len(columns):
         raise UserError(f"candidates: {len(columns)} columns for {len(known)} classes")
-    return CandidateSets(matrix, columns if known is None else known)
+    return matrix, columns if known is None else known
 
 
 def _from_labels(labels: Array, known: Array | None) -> CandidateSets:
@@ -275,16 +257,15 @@ def _from_labels(labels: Array, known: Array | None) -> CandidateSets:
         raise UserError(f"y: NaN or infinity at example {row}; every example needs a label")
     if len(labels) == 0:
         raise UserError("y: there are no examples (n_samples=0)")
-    if labels.dtype == object:
-        return _from_sets([[_plain(label)] for label in labels.tolist()], known)
-    try:
-        check_classification_targets(labels)
-    except ValueError as error:
-        raise UserError(str(error).splitlines()[0]) from None
-    if known is not None:
-        return _from_sets([[label] for label in labels.tolist()], known)
+    if labels.dtype != object:
+        try:
+            check_classification_targets(labels)
+        except ValueError as error:
+            raise UserError(str(error).splitlines()[0]) from None
+    if labels.dtype == object or known is not None:
+        return _from_sets([[_item(label)] for label in labels.tolist()], known)
     found, index = np.unique(labels, return_inverse=True)
-    return CandidateSets(np.eye(len(found), dtype=bool)[index], found)
+    return np.eye(len(found), dtype=bool)[index], found
 
 
 def _is_missing(label: Any) -> bool:
@@ -317,7 +298,7 @@ def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateS
             if label not in column:
                 raise UserError(f"candidates: example {position} has the label {label!r}, which is not in `classes`")
             matrix[position, column[label]] = True
-    return CandidateSets(matrix, classes)
+    return matrix, classes
 
 
 # --- labels -------------------------------------------------------------------------------------------------------
@@ -332,8 +313,8 @@ def _in_order(labels: Iterable[Any]) -> list[Any]:
         return sorted(labels, key=lambda label: (type(label).__name__, repr(label)))
 
 
-def _distinct(classes: Any) -> list[Any]:
-    labels = [_plain(label) for label in (classes.tolist() if isinstance(classes, np.ndarray) else classes)]
+def _check_classes(classes: Any) -> list[Any]:
+    labels = [_item(label) for label in (classes.tolist() if isinstance(classes, np.ndarray) else classes)]
     try:
         repeated = len(set(labels)) < len(labels)
     except TypeError:
@@ -362,7 +343,7 @@ def _object_array(labels: Sequence[Any]) -> Array:
     return array
 
 
-def positions(labels: Sequence[Any], classes: Array) -> NDArray[np.int64]:
+def class_indices(labels: Sequence[Any], classes: Array) -> NDArray[np.int64]:
     """The column of each label."""
     column = {label: j for j, label in enumerate(classes.tolist())}
     return np.array([column[label] for label in labels], np.int64)
@@ -401,7 +382,7 @@ def _decode(item: list[Any]) -> Any:
 # --- parameters ---------------------------------------------------------------------------------------------------
 
 
-def settings_dict(name: str, given: Any) -> dict[str, Any]:
+def check_settings(name: str, given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -411,10 +392,10 @@ def settings_dict(name: str, given: Any) -> dict[str, Any]:
     return {str(key): value for key, value in given.items()}
 
 
-def without_numpy(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Grid searches pass numpy's numbers, which the config does not take."""
     if isinstance(value, Mapping):
-        return {key: without_numpy(item) for key, item in value.items()}
+        return {key: to_python(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_numpy(item) for item in value]
+        return [to_python(item) for item in value]
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
