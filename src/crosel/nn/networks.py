@@ -231,6 +231,15 @@ def network_name(settings: NetworkSettings, shape: Shape) -> str:
     return "small-cnn" if min(shape[1:]) < 16 else "wrn-28-2"
 
 
+# Networks by name, built from the settings, the shape of an example and the number of classes.
+_NETWORKS: dict[str, Callable[[NetworkSettings, Shape, int], nn.Module]] = {
+    "small-cnn": lambda settings, shape, classes: SmallCNN(classes, shape[0], settings.width),
+    "mlp": lambda settings, shape, classes: MLP(math.prod(shape), classes, settings.hidden),
+    "resnet-18": lambda settings, shape, classes: ResNet18(classes, shape[0]),
+}
+_FOR_FEATURES = {"mlp"}  # the others take images only
+
+
 def is_code(name: str) -> bool:
     """Whether a name stands for a factory of the user's own: `module:factory`."""
     return ":" in name
@@ -249,23 +258,21 @@ def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust
     """
     name = network_name(settings, shape)
     wrn = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
-    if (wrn or name in ("small-cnn", "resnet-18")) and len(shape) == 1:
+    if len(shape) == 1 and (wrn or name in _NETWORKS) and name not in _FOR_FEATURES:
         raise UserError(f"network '{name}' is for images, but the data has features; use --set network.name=mlp")
     if wrn:
         depth, width = int(wrn[1]), int(wrn[2])
         return lambda: WideResNet(depth, width, classes, shape[0])
-    if name == "resnet-18":
-        return lambda: ResNet18(classes, shape[0])
-    if name == "small-cnn":
-        return lambda: SmallCNN(classes, shape[0], settings.width)
-    if name == "mlp":
-        return lambda: MLP(math.prod(shape), classes, settings.hidden)
+    if name in _NETWORKS:
+        build = _NETWORKS[name]
+        return lambda: build(settings, shape, classes)
     if is_code(name):
         check_trust(name, trust_code)
         return _imported(name, classes, shape)
-    known = ("auto", "small-cnn", "mlp", "resnet-18", "wrn-28-2", "wrn-34-10")
-    there = "choose from auto, small-cnn, mlp, resnet-18, wrn-D-W, module:factory"
-    raise UserError(f"unknown network '{name}'{did_you_mean(name, known)}; {there}")
+    near = did_you_mean(name, ("auto", *_NETWORKS, "wrn-28-2", "wrn-34-10"))
+    raise UserError(
+        f"unknown network '{name}'{near}; choose from auto, {', '.join(_NETWORKS)}, wrn-D-W, module:factory"
+    )
 
 
 def _imported(name: str, classes: int, shape: Shape) -> NetworkFactory:
