@@ -8,8 +8,7 @@ Legend: f logits, p = softmax(f), S candidate set.
 
 There is no state: candidate labels are never told apart except by what the network itself learns.
 
-Differences from the released code: it takes the logarithm of a sum of probabilities, which can be 0; we stay in
-log space. Its own experiments train without augmentation; CroSel's table adds the weak view, which is our default.
+The released code takes the logarithm of a sum of probabilities, which can be 0; we stay in log space.
 """
 
 from __future__ import annotations

@@ -15,19 +15,9 @@ log(1 - p_j) is a difference of two logsumexps, over all labels but j and over a
 every label but the likeliest has p_j <= 1/2, where log1p(-p_j) is accurate; only the likeliest needs a
 logsumexp of its own.
 
-Differences between paper and released code, and what we do:
-
-* The released code takes log(1.0000001 - p). That bounds each term at 16 and kills its gradient where p is
-  nearly 1, where a label outside S should be pushed away hardest. We use the stable form, without a bound.
-* It multiplies cube roots of probabilities and divides by a sum that can be 0; we average log-probabilities.
-* It counts epochs from 0 (the first epoch has no consistency) and ramps over 100 of 200 epochs. Our e is the
-  same count, and the ramp is a share of the run.
-* It runs the three views one after another, so that batch normalisation sees each by itself; so it does here
-  (`forward_split_bn`).
-* It updates w after the step, from outputs of before the step; we write the table once the loss has read it.
-* Its cut-out square is black, and what turning, shearing and moving uncover is grey. Ours has the colours of the strong
-  view, which are the other way round (`augment.cutout_fill`, `augment.fill`), except in the preset own/crdpll.
-* On SVHN it leaves out the crop in all views and cuts out 20 pixels, not 16; we do as on CIFAR, without the flip.
+The three views run one after another, so that batch normalisation sees each by itself (`forward_split_bn`). The
+released code bounds -log(1 - p) at 16, which kills its gradient where a label outside S should be pushed away
+hardest; we do not. The other differences: docs/methods/crdpll.md.
 """
 
 from __future__ import annotations

@@ -19,23 +19,13 @@ strong view, B batch size, r_s share of the examples that are selected.
 | (13)  L = L_l + λ_d L_cr | `total_loss` |
 | (14)  λ_d = (1 - r_s) λ_cr | `dynamic_weight` |
 
-Where paper and released code part, and what we do:
+Targets come from the network itself, without gradient, in train mode (batch statistics; running statistics move),
+from one pass over both views. The bank sees every un-augmented example in evaluation mode after every epoch. Where
+paper and released code differ, and which settings are ours: docs/methods/crosel.md.
 
-* Eq. (7) is written exp(f^(1/T)), which is undefined for f < 0; the released code overwrites its sharpened
-  values, so that T = 1 in truth. We compute p^(1/T) on S, renormalised, in log space.
-* Targets come from the network itself, without gradient, in train mode (batch statistics; running statistics move),
-  from one pass over both views. `target_mode: eval` is there for comparison.
-* The bank sees every un-augmented example in evaluation mode after every epoch.
-* λ of MixUp is drawn once a step (`mix_per_pair` for one a pair); r_s is the mean of both networks' shares and stays
-  fixed within an epoch; fewer selected than a batch are cycled through; none selected means L_l = 0.
-
-The defaults are for runs of tens of epochs on some thousand examples, where the paper's settings lose classes
-(docs/study.md): two fifths of the epochs are warm-up, T and λ_cr begin at 1, MixUp and the strong view are milder. The
-presets `paper/…` have the paper's.
-
-Beyond the paper, off by default: `outside`, for sets that may miss the truth (`crosel.methods.outside`);
-`least_selected`, under which L_l = 0 and the few do not count in r_s either: batches of a handful, often of one class,
-lead batch norm's running statistics astray, and with them the bank.
+The defaults are for tens of epochs on a few thousand examples, where the paper's settings lose classes
+(docs/study.md): two fifths of the epochs are warm-up, T and λ_cr begin at 1, MixUp and the strong view are milder.
+The presets `paper/…` have the paper's.
 """
 
 from __future__ import annotations
@@ -145,7 +135,7 @@ class CroSelSettings(MethodSettings):
     selected_view: View = Field("weak", description="augmentation of the selected batch")
     least_selected: int = Field(
         1, ge=1, description="if fewer examples are selected, a network learns from co-mix alone"
-    )
+    )  # batches of a handful, often of one class, lead batch norm's running statistics astray, and with them the bank
     temperature: float = Field(0.5, gt=0, description="T, temperature that sharpens the pseudo labels")
     alpha: float = Field(0.25, gt=0, description="α of the Beta distribution of MixUp; in the paper 0.75")
     mix_per_pair: bool = Field(False, description="draw one λ for each pair instead of one per step")

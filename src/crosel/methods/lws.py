@@ -14,16 +14,9 @@ labels (inside and outside S), β what the labels outside S count, ε = 1e-8.
 After the first update the weights are all but a distribution on S and another on its complement. ε matters
 only where one side holds next to no probability; a full set has nothing outside, and its second term is 0.
 
-Differences between paper and released code, and what we do:
-
-* The authors released two programs. One takes the new weights from the pass that made the loss; the other
-  makes one more pass after the step, in training mode and without gradient, so that running statistics of
-  batch normalisation move twice a step. We do the latter.
-* Both add 1e-8 to each of the k summands of both sums; so do we.
-* The paper's losses are a family, and LWS is its member with the sigmoid. That one loses whole classes in some runs
-  (docs/methods/lws.md), its member with cross-entropy (LWC) lost none: `loss`, a setting.
-* β is 1 in the authors' CIFAR-10 runs, and our default. CroSel's paper does not say what it used.
-* The authors train without augmentation; CroSel's table adds the weak view, which is our default.
+Of the authors' two programs we follow the one that takes the new weights from one more pass after the step, in
+training mode and without gradient. LWS can lose whole classes; LWC (`loss: cross-entropy`) lost none. Where paper
+and released code differ: docs/methods/lws.md.
 """
 
 from __future__ import annotations

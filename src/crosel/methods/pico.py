@@ -17,20 +17,8 @@ prototype of class c (a unit vector; 0 until the class is seen), τ temperature,
     L_cont after that: all in {q, k, queue} with the same ŷ attract (SupCon)     -> `supcon_loss`
     L = L_cls + .5 L_cont; then (k, ŷ) enter the queue, first in, first out      -> `enqueue`
 
-The two losses L_cont and `prototype_update` are in `crosel.methods.contrast`.
-
-Differences between paper and released code, and what we do:
-
-* The released code fills the empty queue with vectors normalised along the wrong axis and random real labels.
-  Ours holds random unit vectors and the label -1, which no example shares.
-* It sets φ after an epoch from that epoch's number, so that φ lags by one; ours does not.
-* It counts epochs from 0: `proto_start` is the number of epochs before prototypes act.
-* It updates prototypes in a Python loop; we use that loop's closed form, the same up to rounding.
-* Its queue must be a multiple of the batch; ours wraps anywhere, and never outgrows the training set.
-* The moving average covers parameters only, as in MoCo; the key network's batch normalisation keeps the
-  statistics of its own passes. The shuffling of keys across devices changes nothing on one; we leave it out.
-* Its strong view always takes three operations, and cuts out a square of random size; ours takes what `augment` says
-  (by default two, each with chance .5). The presets `own/pico` and `paper/…-pico` ask for three.
+The key network's moving average covers parameters only, as in MoCo: its batch normalisation keeps the statistics of
+its own passes. Where paper and released code differ: docs/methods/pico.md.
 """
 
 from __future__ import annotations
@@ -45,7 +33,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crosel.methods.base import STAGE, Batch, Losses, Method, MethodSettings, Problem, Stream, register
-from crosel.methods.contrast import info_nce_loss, matmul_float32, prototype_update, supcon_loss
 from crosel.methods.losses import one_hot, restrict, soft_cross_entropy, to_float32
 from crosel.methods.proden import uniform_weights
 from crosel.nn.casts import Linear
@@ -89,6 +76,54 @@ def enqueue(queue: Tensor, queue_labels: Tensor, pointer: Tensor, keys: Tensor, 
     queue.index_copy_(0, places, keys.to(queue.dtype))
     queue_labels.index_copy_(0, places, labels)
     pointer.copy_((pointer + len(keys)) % size)
+
+
+def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b outside autocast: divided by τ = .07, the rounding of bf16 would weigh."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
+def info_nce_loss(queries: Tensor, keys: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    """Mean of -log [exp(q·k/τ) / (exp(q·k/τ) + Σ_queue exp(q·k'/τ))]."""
+    own = (queries * keys).sum(dim=1, keepdim=True) / temperature
+    logits = torch.cat([own, matmul_float32(queries, queue.T) / temperature], dim=1)
+    return (logits.logsumexp(dim=1) - own.squeeze(1)).mean()
+
+
+def supcon_loss(
+    queries: Tensor,
+    others: Tensor,
+    labels: Tensor,
+    other_labels: Tensor,
+    temperature: float,
+    anchors: slice = slice(None),
+) -> Tensor:
+    """Mean over queries of the mean over their positives of -log [exp(q·z⁺/τ) / Σ_z exp(q·z/τ)].
+
+    Only the `anchors` among the queries are averaged over; the rest are there to be compared with.
+    z runs over all queries but the anchor itself and over `others` (keys and queue), z⁺ over those with the
+    anchor's label. The own key is among them, so there is always a positive.
+    """
+    contrast = torch.cat([queries, others])
+    itself = torch.eye(len(queries), len(contrast), dtype=torch.bool, device=queries.device)[anchors]
+    logits = (matmul_float32(queries[anchors], contrast.T) / temperature).masked_fill(itself, -torch.inf)
+    positive = (labels[anchors].unsqueeze(1) == torch.cat([labels, other_labels])) & ~itself
+    negative_log = logits.logsumexp(dim=1, keepdim=True) - logits
+    return (negative_log.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)).mean()
+
+
+def prototype_update(prototypes: Tensor, queries: Tensor, labels: Tensor, momentum: float) -> Tensor:
+    """Return the prototypes after μ_ŷ ← m μ_ŷ + (1 - m) q for every example in turn, then normalised.
+
+    Closed form: an example counts (1 - m) m^(later examples of its label), the old prototype m^(all of them).
+    """
+    member = one_hot(labels, len(prototypes)).to(queries.dtype)
+    count = member.sum(dim=0)
+    later = count - member.cumsum(dim=0)
+    share = (1 - momentum) * torch.pow(momentum, later) * member
+    moved = torch.pow(momentum, count).unsqueeze(1) * prototypes + matmul_float32(share.T, queries)
+    return F.normalize(moved, dim=1)
 
 
 class PiCOSettings(MethodSettings):

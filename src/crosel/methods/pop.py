@@ -15,18 +15,8 @@ e epochs completed before the present one.
 
 The likeliest label has the ratio 1 and θ stays under 1, so it is never dropped and no set empties.
 
-Differences between paper and released code, and what we do:
-
-* The paper's own schedule of θ could not be checked against the released code. We use the released rule,
-  θ (1 + growth) from .001. From there the cap of .4 is out of reach: 500 epochs hold 96 purifications, which
-  raise θ to .0011 at most. `threshold`, `growth` and `cap` are settings.
-* The released code reads the set off the weights (w > 0) between purifications; we keep S apart from w, so
-  that an underflowed weight can return until its label is dropped.
-* It compares with the largest mean of all labels, we with the largest inside S. The two differ only when
-  purifications come closer together than the history is long.
-* Its θ may step over the cap once; ours stops at it, so that θ < 1 whatever the settings.
-* It counts epochs from 0; e is the same count, so the first purification closes epoch `warm_up` + 1.
-* Its strong views have CRDPLL's colours: see there. So they have in the preset own/pop.
+The schedule of θ is the released code's, which keeps θ far from the cap. S is kept apart from w, so that an
+underflowed weight can return until its label is dropped. The other differences: docs/methods/pop.md.
 """
 
 from __future__ import annotations

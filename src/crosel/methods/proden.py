@@ -10,12 +10,8 @@ Legend: f logits, p = softmax(f), S candidate set, s its 0/1 row, w weights of t
 
 The loss of a step uses the weights that the example's previous visit left behind.
 
-Differences between paper and released code, and what we do:
-
-* The released code reads the candidate set off the weights themselves (w > 0), so that a weight which once
-  underflowed to 0 never returns. We keep S apart from w.
-* It divides products of probabilities by their sum, which can be 0; we take one softmax over S.
-* Its own experiments train without augmentation; CroSel's table adds the weak view, which is our default.
+The released code reads S off the weights (w > 0); we keep S apart, so that a weight which underflowed can return.
+The other differences: docs/methods/proden.md.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def train_run(
             elif folder.is_done:
                 console.say(f"{out} is already finished")
             else:
-                others = [LoggerCallback(name, folder.path, session, console.say) for name in loggers]
+                others = [LoggerCallback(name, folder.path, session) for name in loggers]
                 for callback in others:
                     held.callback(callback.close)
                 fit(session, (folder, console, *others), stop)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from crosel.errors import UserError, choose_from
 if TYPE_CHECKING:
     from crosel.training.session import Session
 
+logger = logging.getLogger(__name__)
+
 Row = dict[str, Any]  # a line of metrics.jsonl
-Say = Callable[[str], None]
 
 
 class Callback(Protocol):
@@ -66,17 +68,14 @@ class WeightsAndBiases:
         started = (folder / "environment.json").read_bytes()  # written once, when the run began
         name = hashlib.sha256(str(folder.resolve()).encode() + started).hexdigest()[:16]
         settings = {"name": folder.resolve().name, "id": name, "resume": "allow", "dir": str(folder)}
-        self._run = wandb.init(project=_project(), config=session.config.model_dump(mode="json"), **settings)
+        project = None if os.environ.get("WANDB_PROJECT") else "crosel"
+        self._run = wandb.init(project=project, config=session.config.model_dump(mode="json"), **settings)
 
     def log(self, epoch: int, values: dict[str, float]) -> None:
         self._run.log(values, step=epoch)
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _project() -> str | None:
-    return None if os.environ.get("WANDB_PROJECT") else "crosel"
 
 
 # Each is named as the package that it needs.
@@ -97,8 +96,8 @@ def check_loggers(names: Iterable[str]) -> None:
 class LoggerCallback:
     """Hands every epoch's numbers to a logger; whatever it does, the run goes on."""
 
-    def __init__(self, name: str, folder: Path, session: Session, say: Say) -> None:
-        self._name, self._say = name, say
+    def __init__(self, name: str, folder: Path, session: Session) -> None:
+        self._name = name
         self._logger: Logger | None = None
         with self._switched_off_by_errors():
             self._logger = LOGGERS[name](folder, session)
@@ -111,7 +110,7 @@ class LoggerCallback:
             self._logger = None
             lines = str(error).splitlines()
             reason = lines[0] if lines else type(error).__name__
-            self._say(f"{self._name} failed ({reason}) and is switched off; metrics.jsonl has everything")
+            logger.warning(f"{self._name} failed ({reason}) and is switched off; metrics.jsonl has everything")
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         pass
