@@ -60,7 +60,7 @@ def by_crosel(session: Session) -> Callable[[], None]:
     stepper, streams = TrainStep(session), session.method.streams()
 
     def epoch() -> None:
-        index = session.train.epoch_indices(streams, STEPS, 64, session.generator)
+        index = session.train.draw_epoch_indices(streams, STEPS, 64, session.generator)
         for step in range(STEPS):
             stepper(streams, {name: table[step] for name, table in index.items()}, 0.05)
 

@@ -110,7 +110,9 @@ class Steps:
     def __init__(self, session: Session) -> None:
         self.session, self.stepper = session, TrainStep(session)
         self.streams = session.method.streams()
-        self.index = session.train.epoch_indices(self.streams, session.steps, session.batch_size, session.generator)
+        self.index = session.train.draw_epoch_indices(
+            self.streams, session.steps, session.batch_size, session.generator
+        )
 
     def rows(self, i: int) -> dict[str, torch.Tensor]:
         return {name: table[i % self.session.steps] for name, table in self.index.items()}

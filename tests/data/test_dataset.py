@@ -366,7 +366,7 @@ def test_streams_become_batches_of_views():
     tensors = TrainingTensors(data, views, normalise, torch.device("cpu"))
     streams = {"all": Stream(("plain", "strong", "strong#2")), "some": Stream(("plain",), torch.tensor([3, 4]))}
     generator = torch.Generator().manual_seed(0)
-    indices = tensors.epoch_indices(streams, 3, 4, generator)
+    indices = tensors.draw_epoch_indices(streams, 3, 4, generator)
     assert {name: table.shape for name, table in indices.items()} == {"all": (3, 4), "some": (3, 4)}
     assert set(indices["some"].flatten().tolist()) == {3, 4}
     batch = tensors.batches({"all": indices["all"][0]}, streams, generator)["all"]

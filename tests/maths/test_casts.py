@@ -69,7 +69,7 @@ def _train(session: Session, shared: bool) -> tuple[list[Tensor], Counter[str]]:
     stepper, streams = TrainStep(session), method.streams()
     if not shared:
         stepper.casts = None
-    index = session.train.epoch_indices(streams, 3, session.batch_size, session.generator)
+    index = session.train.draw_epoch_indices(streams, 3, session.batch_size, session.generator)
     for step in range(3):
         with Counting() as counting:
             stepper(streams, {name: table[step] for name, table in index.items()}, 0.05)

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from crosel.methods.crdpll import (
     CRDPLL,
     consistency_loss,
+    consistency_weight,
     consistent_targets,
     kl_divergence,
-    ramp,
     supervised_loss,
 )
 from crosel.methods.losses import log_one_minus_probability
@@ -169,7 +169,7 @@ def test_a_certain_label_outside_the_set_is_still_pushed_away():
 
 @pytest.mark.parametrize(("epoch", "expected"), [(1, 0.0), (2, 0.02), (51, 1.0), (101, 2.0), (102, 2.0), (200, 2.0)])
 def test_ramp_of_the_authors(epoch, expected):
-    assert ramp(epoch, ramp_epochs=100, consistency=2.0) == pytest.approx(expected)
+    assert consistency_weight(epoch, ramp_epochs=100, consistency=2.0) == pytest.approx(expected)
 
 
 def test_ramp_scales_with_the_run_and_can_be_left_out():
@@ -179,7 +179,7 @@ def test_ramp_scales_with_the_run_and_can_be_left_out():
         method.begin_epoch(epoch)
         weights.append(method.metrics()["consistency_weight"])
     assert weights == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
-    assert ramp(1, ramp_epochs=0, consistency=3.0) == 3.0
+    assert consistency_weight(1, ramp_epochs=0, consistency=3.0) == 3.0
 
 
 def test_views_are_told_apart():

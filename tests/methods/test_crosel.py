@@ -94,7 +94,7 @@ def draw(method: CroSel, kind: str = "drawn", size: int = SIZE, seed: int = 1) -
     tensors = TrainingTensors(data, views, Normaliser.of(data), torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     streams = method.streams()
-    indices = tensors.epoch_indices(streams, 1, size, generator)
+    indices = tensors.draw_epoch_indices(streams, 1, size, generator)
     return tensors.batches({name: table[0] for name, table in indices.items()}, streams, generator)
 
 

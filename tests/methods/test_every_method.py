@@ -41,7 +41,7 @@ def test_three_steps_give_finite_gradients_in_all_parameters(name: str) -> None:
     for epoch in (1, 2):
         method.begin_epoch(epoch)
         streams = method.streams()
-        indices = s.train.epoch_indices(streams, s.steps, s.batch_size, s.generator)
+        indices = s.train.draw_epoch_indices(streams, s.steps, s.batch_size, s.generator)
         method.train()
         for i in range(3):
             step(streams, {stream: table[i] for stream, table in indices.items()}, 0.01)
@@ -87,7 +87,7 @@ def test_what_acts_after_the_step_sees_what_the_step_made() -> None:
     network.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
     network.register_forward_hook(lambda m, args, out: outputs.append(out.detach()))
     streams = s.method.streams()
-    indices = s.train.epoch_indices(streams, s.steps, s.batch_size, s.generator)
+    indices = s.train.draw_epoch_indices(streams, s.steps, s.batch_size, s.generator)
     s.method.begin_epoch(1)
     s.method.train()
     TrainStep(s)(streams, {stream: table[0] for stream, table in indices.items()}, 0.1)

@@ -46,7 +46,7 @@ def _clean_registry() -> Iterator[None]:
     yield
     base._METHODS.clear()
     base._METHODS.update(before)
-    base._FAULTY.clear()
+    base._BROKEN.clear()
     sys.modules.pop("outsider_pkg", None)
 
 

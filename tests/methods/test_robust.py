@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crosel.methods.base import Batch, Problem
 from crosel.methods.crosel import CroSel, CroSelSettings
-from crosel.methods.outside import renew_outside
+from crosel.methods.outside import update_outside
 
 N, K, WARMUP = 12, 4, 2
 OUTSIDE = [3, 7]  # examples that both networks are sure of, with label 3, which no set holds
@@ -98,7 +98,7 @@ def test_labels_outside_against_a_slow_version(data):
         else:
             slow.append(known[i])
     int32 = torch.int32
-    fast = renew_outside(
+    fast = update_outside(
         torch.tensor(known, dtype=int32), torch.tensor(stable), torch.tensor(labels, dtype=int32), candidates
     )
     assert fast.tolist() == slow

@@ -11,7 +11,7 @@ from crosel.bench import run_suite, search_suite
 from crosel.bench.execution import RunResult, existing_result
 from crosel.bench.suite import BenchRun, expand, read_suite, suites
 from crosel.errors import UserError, counted
-from crosel.nn.networks import is_code
+from crosel.nn.networks import is_user_code
 from crosel.utils.text import percent
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def list_lines(runs: Sequence[BenchRun], out: Path | None = None, trust_code: bo
     lines = []
     for run in runs:
         state = f"{_state(run, out / run.name):<6} " if out else ""
-        trusted = ("--trust-code",) if trust_code and is_code(run.config.network.name) else ()
+        trusted = ("--trust-code",) if trust_code and is_user_code(run.config.network.name) else ()
         lines.append(f"{state}{run.name}: crosel train {join((*run.arguments, *trusted))}")
     return lines
 

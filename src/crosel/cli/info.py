@@ -34,7 +34,7 @@ def info_lines() -> list[str]:
     import torch
 
     from crosel.methods import methods
-    from crosel.methods.base import faulty_methods
+    from crosel.methods.base import broken_methods
     from crosel.presets import presets
 
     lines = [
@@ -49,7 +49,7 @@ def info_lines() -> list[str]:
     else:
         lines.append(f"no CUDA device; {counted(torch.get_num_threads(), 'CPU thread')}")
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
-    lines += [f"  {name:<8} {why}" for name, why in faulty_methods().items()]
+    lines += [f"  {name:<8} {why}" for name, why in broken_methods().items()]
     return [*lines, "", "presets:", *(f"  {name:<26} {preset.title}" for name, preset in presets().items())]
 
 

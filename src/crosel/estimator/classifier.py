@@ -49,7 +49,7 @@ from crosel.estimator.model import (
 from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.nn.networks import UserFactory
 from crosel.runs.labels import label_table
-from crosel.training.build import build_session, check_batch, resolve
+from crosel.training.build import build_session, check_batch_size, resolve
 from crosel.training.devices import pick_device
 from crosel.training.trainer import fit as train
 from crosel.utils.console import Console
@@ -157,7 +157,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             network = user_network(factory, len(classes), data.shape)
             # Whoever names code in a Python program could as well have called it.
             session = build_session(config, data, device, network, trust_code=True)
-        check_batch(session)
+        check_batch_size(session)
         for line in (*data.remarks(), *config.remarks()):
             warnings.warn(line, stacklevel=2)
         with self._console() as console:

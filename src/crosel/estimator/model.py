@@ -19,7 +19,7 @@ from crosel.config import check_config
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.methods.base import Method
-from crosel.nn.networks import NetworkFactory, UserFactory, bound_factory
+from crosel.nn.networks import NetworkFactory, UserFactory, bind_factory
 from crosel.training.batches import Normaliser
 from crosel.training.build import build_session
 from crosel.training.callbacks import Row
@@ -132,7 +132,7 @@ def _same_shape(prefix: str, bare: nn.Module, trained: nn.Module) -> dict[str, T
 
 
 def user_network(factory: UserFactory | None, classes: int, shape: tuple[int, ...]) -> NetworkFactory | None:
-    return None if factory is None else bound_factory(factory, classes, shape, "network: the factory")
+    return None if factory is None else bind_factory(factory, classes, shape, "network: the factory")
 
 
 # --- the file -----------------------------------------------------------------------------------------------------

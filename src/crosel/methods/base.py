@@ -239,7 +239,7 @@ class Method(nn.Module, ABC):
 # --- the registry -------------------------------------------------------------------------------------------------
 
 _METHODS: dict[str, type[Method]] = {}
-_FAULTY: dict[str, str] = {}  # methods of other packages that cannot be used, and why
+_BROKEN: dict[str, str] = {}  # methods of other packages that cannot be used, and why
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -258,7 +258,7 @@ def methods() -> dict[str, type[Method]]:
     import crosel.methods  # noqa: F401  (its import registers our own)
 
     for entry in entry_points(group="crosel.methods"):
-        if entry.name not in _METHODS and entry.name not in _FAULTY:
+        if entry.name not in _METHODS and entry.name not in _BROKEN:
             _load(entry)
     return dict(sorted(_METHODS.items()))
 
@@ -274,13 +274,13 @@ def _load(entry: EntryPoint) -> None:
         _METHODS.pop(entry.name, None)
         package = entry.dist.name if entry.dist else entry.module
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        _FAULTY[entry.name] = f"{entry.value} of the package {package} cannot be used ({why})"
+        _BROKEN[entry.name] = f"{entry.value} of the package {package} cannot be used ({why})"
 
 
-def faulty_methods() -> dict[str, str]:
+def broken_methods() -> dict[str, str]:
     """Methods that installed packages name but that cannot be used, with the reason."""
     methods()
-    return dict(sorted(_FAULTY.items()))
+    return dict(sorted(_BROKEN.items()))
 
 
 def find_method(name: str) -> type[Method]:
@@ -289,8 +289,8 @@ def find_method(name: str) -> type[Method]:
     if name in _METHODS:  # without a look at every installed package, which takes longer than all else here
         return _METHODS[name]
     known = methods()
-    if name in _FAULTY:
-        raise UserError(f"method '{name}': {_FAULTY[name]}; fix or remove that package")
+    if name in _BROKEN:
+        raise UserError(f"method '{name}': {_BROKEN[name]}; fix or remove that package")
     if name not in known:
         raise UserError(f"unknown method '{name}'{choose_from(name, known)}")
     return known[name]

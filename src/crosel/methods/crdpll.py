@@ -8,7 +8,7 @@ s its 0/1 row, w the example's target, λ weight of the consistency, e epochs co
     w at the start: s / |S|                                                      -> `uniform_weights`
     L_sup = -mean of Σ_{j not in S} log(1 - p_j(x_0))                            -> `supervised_loss`
     L_con = Σ_v mean of KL(w || p(x_v))                                          -> `consistency_loss`
-    L = L_sup + min(λ e/R, λ) L_con                                              -> `ramp`
+    L = L_sup + min(λ e/R, λ) L_con                                              -> `consistency_weight`
     w after that:   s_j Π_v p_j(x_v)^(1/3), renormalised, from the same passes   -> `consistent_targets`
 
 log(1 - p_j) is a difference of two logsumexps, over all labels but j and over all. It needs no k x k table:
@@ -62,7 +62,7 @@ def consistent_targets(logits: Sequence[Tensor], candidates: Tensor) -> Tensor:
     return torch.softmax(restrict(mean, candidates), dim=1)
 
 
-def ramp(epoch: int, ramp_epochs: float, consistency: float) -> float:
+def consistency_weight(epoch: int, ramp_epochs: float, consistency: float) -> float:
     """Return min(λ e/R, λ) in epoch 1, 2, …, where e = epoch - 1 epochs are completed."""
     return consistency if epoch - 1 >= ramp_epochs else consistency * (epoch - 1) / ramp_epochs
 
@@ -96,7 +96,7 @@ class CRDPLL(Method):
 
     def begin_epoch(self, epoch: int) -> None:
         ramp_epochs = self.settings.ramp_share * self.problem.epochs
-        self.consistency.fill_(ramp(epoch, ramp_epochs, self.settings.consistency))
+        self.consistency.fill_(consistency_weight(epoch, ramp_epochs, self.settings.consistency))
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream(self.views)}

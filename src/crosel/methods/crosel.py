@@ -91,10 +91,10 @@ def mixing_weight(alpha: float, count: int, generator: torch.Generator) -> Tenso
 
 def mix(values: Tensor, partner: Tensor, weight: Tensor) -> Tensor:
     """Eqs. (10), (11): λ' v_i + (1-λ') v_partner(i), with one weight [1] for all or one a row [B]."""
-    return blend(values, values[partner], weight)
+    return interpolate(values, values[partner], weight)
 
 
-def blend(values: Tensor, others: Tensor, weight: Tensor) -> Tensor:
+def interpolate(values: Tensor, others: Tensor, weight: Tensor) -> Tensor:
     weight = weight.view(-1, *[1] * (values.ndim - 1)).to(values.dtype)
     return weight * values + (1 - weight) * others
 
@@ -345,7 +345,7 @@ class CroSel(Method):
         if self.world.size == 1:
             return mix(values, partner, weight)
         weight = self.world.local_shard(weight, 2) if len(weight) > 1 else weight
-        return blend(values, self.world.fetch_rows(values, partner, 2), weight)
+        return interpolate(values, self.world.fetch_rows(values, partner, 2), weight)
 
     def observe(self, rows: slice, outputs: Tensor) -> None:
         if not self._entry_open:
@@ -369,7 +369,7 @@ class CroSel(Method):
             chosen = bank.select(self.candidates, gamma, s.criteria)
             self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
         self.epochs_selected += self.selected
-        self.outside.renew(self._stable(), self.labels, self.candidates)
+        self.outside.update(self._stable(), self.labels, self.candidates)
 
     def _stable(self, outside_gamma: float | None = None) -> Tensor:
         """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n]."""

@@ -2,7 +2,7 @@
 
 An example that all networks are stable and confident about (β2, β3), with one same label outside S, is dropped, or
 taken with that label, from the moment the banks are full, and until they are so about a label inside S
-(`renew_outside`): a warm-up that goes on with a wrong set learns it by heart. Either way it leaves co-mix, whose
+(`update_outside`): a warm-up that goes on with a wrong set learns it by heart. Either way it leaves co-mix, whose
 targets lie in S and would be wrong.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from crosel.methods.bank import agreed_labels, label_is_candidate
 
 
-def renew_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
+def update_outside(known: Tensor, stable: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
     """Labels [n] of the examples whose set seems to miss the truth (-1: the others), after one more epoch.
 
     Where all networks are stable and confident ([v, n]) about one same label ([v, n]), that label decides, outside S or
@@ -32,7 +32,7 @@ class Keep(nn.Module):
     def __init__(self, n: int) -> None:
         super().__init__()
 
-    def renew(self, stable: Tensor, labels: Tensor, candidates: Tensor) -> None:
+    def update(self, stable: Tensor, labels: Tensor, candidates: Tensor) -> None:
         """Look at what the networks [v, n] say after an epoch."""
 
     def selected_share(self, learnt: Tensor) -> float:
@@ -75,8 +75,8 @@ class _Outside(Keep):
         """Examples whose set seems to miss the truth: bool [n]."""
         return self.label >= 0
 
-    def renew(self, stable: Tensor, labels: Tensor, candidates: Tensor) -> None:
-        self.label.copy_(renew_outside(self.label, stable, labels, candidates))
+    def update(self, stable: Tensor, labels: Tensor, candidates: Tensor) -> None:
+        self.label.copy_(update_outside(self.label, stable, labels, candidates))
 
     def mixed(self, wanted: Tensor | None) -> Tensor | None:
         return ~self.found if wanted is None else wanted & ~self.found

@@ -240,14 +240,14 @@ _NETWORKS: dict[str, Callable[[NetworkSettings, Shape, int], nn.Module]] = {
 _FOR_FEATURES = {"mlp"}  # the others take images only
 
 
-def is_code(name: str) -> bool:
+def is_user_code(name: str) -> bool:
     """Whether a name stands for a factory of the user's own: `module:factory`."""
     return ":" in name
 
 
 def check_trust(name: str, trust_code: bool) -> None:
     """Refuse a name that stands for code; nothing of it is imported."""
-    if is_code(name) and not trust_code:
+    if is_user_code(name) and not trust_code:
         raise UserError(f"network '{name}' is code from outside crosel; add --trust-code if you trust it")
 
 
@@ -266,23 +266,23 @@ def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust
     if name in _NETWORKS:
         build = _NETWORKS[name]
         return lambda: build(settings, shape, classes)
-    if is_code(name):
+    if is_user_code(name):
         check_trust(name, trust_code)
-        return _imported(name, classes, shape)
+        return _import_factory(name, classes, shape)
     near = did_you_mean(name, ("auto", *_NETWORKS, "wrn-28-2", "wrn-34-10"))
     raise UserError(
         f"unknown network '{name}'{near}; choose from auto, {', '.join(_NETWORKS)}, wrn-D-W, module:factory"
     )
 
 
-def _imported(name: str, classes: int, shape: Shape) -> NetworkFactory:
+def _import_factory(name: str, classes: int, shape: Shape) -> NetworkFactory:
     module_name, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
         sys.path.append(here)  # last, so that a file here takes the place of no installed package
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:  # a script may end itself
-        if told := raised_by(name, error):
+        if told := user_code_error(name, error):
             raise UserError(f"network '{name}' cannot be imported: {told}") from error
         raise UserError(
             f"network '{name}' cannot be imported ({error}); check the name, and that its file is in the working "
@@ -290,21 +290,21 @@ def _imported(name: str, classes: int, shape: Shape) -> NetworkFactory:
         ) from None
     if not callable(factory):
         raise UserError(f"network '{name}' is not a function that builds a network; give MODULE:FUNCTION")
-    build = bound_factory(factory, classes, shape, f"network '{name}'")
+    build = bind_factory(factory, classes, shape, f"network '{name}'")
 
-    def build_or_tell() -> nn.Module:
+    def build_user_network() -> nn.Module:
         try:
             return build()
         except (Exception, SystemExit) as error:
-            told = raised_by(name, error)
+            told = user_code_error(name, error)
             if is_out_of_memory(error) or not told:
                 raise
             raise UserError(f"network '{name}' cannot be built: {told}") from error
 
-    return build_or_tell
+    return build_user_network
 
 
-def raised_by(name: str, error: BaseException) -> str:
+def user_code_error(name: str, error: BaseException) -> str:
     """An error under the code that `module:factory` names, with the innermost line of the user's own that led to it;
     nothing, if there is none. Their own are the package of that name and the files beside it."""
     frames = [  # the first is our own call
@@ -325,7 +325,7 @@ def raised_by(name: str, error: BaseException) -> str:
     return f"{said} ({file}, line {line}); correct it there"
 
 
-def bound_factory(factory: UserFactory, classes: int, shape: Shape, what: str) -> NetworkFactory:
+def bind_factory(factory: UserFactory, classes: int, shape: Shape, what: str) -> NetworkFactory:
     """Bind a user's factory to the problem, and check what it returns; `what` it is called in an error."""
     try:
         inspect.signature(factory).bind(classes=classes, shape=shape)

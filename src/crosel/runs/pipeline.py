@@ -26,7 +26,7 @@ from crosel.runs.environment import command_line, environment
 from crosel.runs.folder import RunFolder, load_data, with_full_paths
 from crosel.runs.labels import label_table, write_labels
 from crosel.runs.outcome import write_predictions, write_selection
-from crosel.training.build import build_session, check_batch, resolve
+from crosel.training.build import build_session, check_batch_size, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers
 from crosel.training.checkpoint import Checkpoint
 from crosel.training.session import Session
@@ -144,7 +144,7 @@ def _begin(
     known = read_corrections(corrections, data) if corrections else {}
     data = apply_corrections(data, known)
     session = build(config, data)  # before anything is written: it may refuse the config
-    check_batch(session)
+    check_batch_size(session)
     folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
     if corrections and not known:
         console.say(f"{corrections}: no known label in it, so nothing is corrected")

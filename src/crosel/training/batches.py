@@ -131,7 +131,7 @@ class TrainingTensors:
         self.views, self.normalise, self.world = views, normalise, world
         self.all_indices = torch.arange(data.n, device=device)
 
-    def epoch_indices(
+    def draw_epoch_indices(
         self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Draw the order of every stream for one epoch."""

@@ -14,7 +14,7 @@ from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
-from crosel.nn.networks import NetworkFactory, is_code, network_factory, network_name, raised_by
+from crosel.nn.networks import NetworkFactory, is_user_code, network_factory, network_name, user_code_error
 from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.devices import inputs_stay_on_host
@@ -106,11 +106,11 @@ def check_network(method: Method, data: Dataset, device: torch.device, name: str
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        if isinstance(error, TypeError) and innermost_code(error) is Method.outputs.__code__:  # all networks returned
+        if isinstance(error, TypeError) and raising_code(error) is Method.outputs.__code__:  # all networks returned
             raise UserError(
                 f"the network does not return a tensor ({one_line(error)}); let it return logits [n, classes]"
             ) from None
-        if is_code(name) and (told := raised_by(name, error)):
+        if is_user_code(name) and (told := user_code_error(name, error)):
             raise UserError(f"network '{name}' cannot take inputs of shape {data.shape}: {told}") from error
         if not isinstance(error, RuntimeError | ValueError | TypeError):
             raise
@@ -129,13 +129,13 @@ def check_network(method: Method, data: Dataset, device: torch.device, name: str
         )
 
 
-def innermost_code(error: BaseException) -> CodeType:
+def raising_code(error: BaseException) -> CodeType:
     """The function in which it was raised."""
     return list(traceback.walk_tb(error.__traceback__))[-1][0].f_code
 
 
 @torch.no_grad()
-def check_batch(session: Session) -> None:
+def check_batch_size(session: Session) -> None:
     """Refuse what training would fail on: of a single example batch norm has statistics only where it has several
     pixels."""
     if session.batch_size > 1:

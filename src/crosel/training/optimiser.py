@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from crosel.config import TrainSettings
 
 # torch's names for what is kept, and those in a checkpoint
-_KEPT = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "squares", "step": "steps"}
+_CHECKPOINT_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "squares", "step": "steps"}
 
 
 class Optimiser:
@@ -30,7 +30,7 @@ class Optimiser:
     def __init__(self, module: nn.Module, settings: TrainSettings, device: torch.device) -> None:
         self.settings = settings
         self.parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        self.state = {p: _at_start(p, settings) for p in self.parameters}
+        self.state = {p: _initial_state(p, settings) for p in self.parameters}
         self._cuda = device.type == "cuda"
         # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
         # gradient out like its parameter only where that has no gaps.
@@ -51,23 +51,23 @@ class Optimiser:
         gradients = [p.grad for p in moved if p.grad is not None]
         momentum, decay = self.settings.momentum, self.settings.weight_decay
         if self.settings.optimiser == "adam":
-            means, squares, steps = (self._kept(name, moved) for name in ("exp_avg", "exp_avg_sq", "step"))
+            means, squares, steps = (self._states(name, moved) for name in ("exp_avg", "exp_avg_sq", "step"))
             adam(
                 moved, gradients, means, squares, [], steps, fused=self.fused, capturable=self._cuda, amsgrad=False,
                 beta1=momentum, beta2=0.999, lr=self._lr, weight_decay=decay, eps=1e-8, maximize=False,
             )  # fmt: skip
         else:
             sgd(
-                moved, gradients, [*self._kept("momentum_buffer", moved)] if momentum else [], fused=self.fused,
+                moved, gradients, [*self._states("momentum_buffer", moved)] if momentum else [], fused=self.fused,
                 weight_decay=decay, momentum=momentum, lr=self._lr, dampening=0.0, nesterov=self.settings.nesterov,
                 maximize=False,
             )  # fmt: skip
 
-    def _kept(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
+    def _states(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
         return [self.state[p][name] for p in parameters]
 
 
-def _at_start(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
+def _initial_state(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
     """What is kept for a parameter, by torch's names."""
     if settings.optimiser == "adam":
         moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -78,7 +78,7 @@ def _at_start(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
 def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor]:
     """By parameter name, as in `momentum.networks.0.stem.weight`: independent of how torch numbers its state."""
     return {
-        f"{_KEPT[theirs]}.{name}": tensor
+        f"{_CHECKPOINT_NAMES[theirs]}.{name}": tensor
         for name, p in module.named_parameters()
         for theirs, tensor in optimiser.state.get(p, {}).items()
     }
