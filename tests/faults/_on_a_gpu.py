@@ -1,5 +1,5 @@
 """Sessions and data for the tests that need a GPU: small networks, but the parts of the large ones (convolutions in
-channels-last, fused kernels, two lanes)."""
+channels-last, fused kernels, two streams)."""
 
 from __future__ import annotations
 

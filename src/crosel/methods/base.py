@@ -62,7 +62,7 @@ class MethodSettings(Settings):
 
 # json_schema_extra of a setting that says how many epochs a stage at the beginning of a run takes, such as a warm-up.
 # Where the epochs of a preset or a file are cut short, stages are too (`crosel.config`). Not for what goes on all the
-# time, such as the epochs between two looks, nor for shares of the run, which fit by themselves.
+# time, such as the epochs between two purifications, nor for shares of the run, which fit by themselves.
 STAGE: JsonDict = {"stage": True}
 
 
@@ -264,7 +264,7 @@ def methods() -> dict[str, type[Method]]:
 
 
 def _load(entry: EntryPoint) -> None:
-    """Register a method of an installed package. What is wrong with it concerns those alone who ask for it."""
+    """Register a method of an installed package. What is wrong with it matters only to those who ask for it."""
     try:
         found = entry.load()
         if getattr(found, "name", None) != entry.name:
@@ -286,7 +286,7 @@ def broken_methods() -> dict[str, str]:
 def find_method(name: str) -> type[Method]:
     import crosel.methods  # noqa: F401  (its import registers our own)
 
-    if name in _METHODS:  # without a look at every installed package, which takes longer than all else here
+    if name in _METHODS:  # without searching installed packages, which takes longer than all else here
         return _METHODS[name]
     known = methods()
     if name in _BROKEN:

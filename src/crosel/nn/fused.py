@@ -44,7 +44,7 @@ _all_counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 class _Context(threading.local):
-    """What the blocks around a pass have asked for."""
+    """What the blocks around a pass ask for."""
 
     wanted = False
     parts: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ _context = _Context()
 
 @contextmanager
 def enable(wanted: bool) -> Iterator[None]:
-    """Take the kernels (where there are any) inside this block, or leave them alone."""
+    """Use the kernels (if there are any) inside this block, or not."""
     before, _context.wanted = _context.wanted, wanted
     try:
         yield
@@ -74,7 +74,7 @@ def batch_norm_parts(sizes: Sequence[int]) -> Iterator[None]:
 
 
 def available(x: Tensor) -> bool:
-    """Whether kernels will be taken for tensors on this one's device."""
+    """Whether kernels are used for tensors on this one's device."""
     return kernels is not None and _context.wanted and (x.is_cuda or kernels.INTERPRETED)
 
 

@@ -67,7 +67,7 @@ def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generato
     rounds = max(1, -(-total // n))
     order = torch.rand(rounds, n, generator=generator, device=pool.device).argsort(dim=1)
     for r in range(1, rounds if n >= batch else 1):
-        # So many of the batch under way came from the round before; in this one they go to the back.
+        # This many of the current batch came from the round before: in this round they go to the back.
         tail = r * n % batch
         if tail:
             seen = torch.isin(order[r], order[r - 1, n - tail :])
@@ -161,7 +161,7 @@ class TrainingTensors:
     ) -> dict[str, Batch]:
         """Gather raw examples (unless fetched) and make every wanted view; `name#2` is one more draw of view `name`.
 
-        What several streams want of one view is made at once: on a GPU, many small operations cost their number.
+        A view that several streams ask for is made in one go: on a GPU, every small operation has a fixed cost.
         Every rank draws for the whole batch, so that all generators stay in step, and makes its own rows of it.
         """
         if not indices:
@@ -173,7 +173,7 @@ class TrainingTensors:
         rows = dict(zip(own, _split(raw, [len(i) for i in own.values()]), strict=True))
         views: dict[str, dict[str, Tensor]] = {name: {} for name in indices}
         for view, wanted in _streams_by_view(indices, streams).items():
-            if view not in self.views:  # a fault of the method
+            if view not in self.views:  # a bug in the method
                 raise ValueError(
                     f"stream '{wanted[0][0]}' asks for a view '{view}'; choose from {', '.join(self.views)}"
                 )

@@ -1,4 +1,4 @@
-"""From a config and data to a session: networks and method on the device, and what can be refused before a step."""
+"""Build a session from a config and data, and refuse what could not be trained."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
 
 
 def filled_from_data(config: RunConfig) -> set[str]:
-    """What `resolve` fills in, by dotted names: in these a run's own config may differ from the one it was asked by."""
+    """Dotted names of what `resolve` fills in: in these a run's config may differ from what was asked for."""
     given = {
         **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
         "network.name": config.network.name != "auto",
@@ -94,7 +94,7 @@ def build_session(
 
 @torch.enable_grad()
 def check_network(method: Method, data: Dataset, device: torch.device, name: str) -> None:
-    """Let a user's own network fail here, with a clear line, and not in the middle of a step."""
+    """Let a user's own network fail here, with a clear line, not in the middle of a step."""
     if len({id(network) for network in method.networks}) < len(method.networks):
         raise UserError("the factory returned the same network twice; build a new one in every call")
     if not any(weight.requires_grad for weight in method.networks.parameters()):

@@ -71,8 +71,8 @@ def write(folder: Path, stage: str, tensors: dict[str, Tensor], state: str, keep
 class AsyncWriter:
     """Saves in a thread, one checkpoint after the other. Copies are made before `save` returns.
 
-    What a disk says no to is raised by the next `save` or by `wait`, whichever comes first. A `wait` that is ended by a
-    second Ctrl-C has not happened: the next one waits again.
+    A disk error is raised by the next `save` or by `wait`, whichever comes first. A `wait` that a second Ctrl-C ends
+    does not count: the next one waits again.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""On what a run computes, and how: the device, the precision, and which kernels may be taken."""
+"""What a run computes on, and how: device, precision, and which kernels may be used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pick_device(name: str) -> torch.device:
         number, cards = name.removeprefix("cuda:"), torch.cuda.device_count()
         if not number.isdecimal() or int(number) >= cards:
             raise UserError(f"there is no device '{name}'; torch finds {cards}: cuda:0 to cuda:{cards - 1}")
-        torch.cuda.set_device(int(number))  # recordings and the fused kernels go to the card that is current
+        torch.cuda.set_device(int(number))  # CUDA graphs and the fused kernels use the current card
     return torch.device(name)
 
 
@@ -45,7 +45,7 @@ def uses_bf16(config: RunConfig, device: torch.device) -> bool:
 
 @contextmanager
 def compute_context(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """How numbers are computed: their precision, and which kernels may be taken (only those that repeat themselves)."""
+    """The precision of the computation, and the kernels that it may use (only deterministic ones)."""
     # The cache is off: a weight cast under no_grad (the target pass) would be reused, without gradient, in training.
     precision: AbstractContextManager[Any] = nullcontext()
     bf16 = uses_bf16(config, device)
@@ -56,7 +56,7 @@ def compute_context(config: RunConfig, device: torch.device) -> Iterator[None]:
 
 
 def deterministic_cudnn(device: torch.device) -> AbstractContextManager[None]:
-    """Convolutions by cuDNN's own choice among the kernels that give the same bits each time: no search, no cost."""
+    """cuDNN chooses among convolutions that give the same bits each time, without a search."""
     if device.type != "cuda":  # nothing to choose, and the flags cost more than a small layer
         return nullcontext()
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)

@@ -1,7 +1,7 @@
 """Losses and weights that are not finite: found on the device, so that no step has to wait for the host.
 
 `train.bad_batches` says what happens then. `stop`: a count on the device names the first bad step when the loop next
-looks at the loss, and the run ends with its last good checkpoint. `skip`: the step leaves no trace but a count;
+reads the loss, and the run ends with its last good checkpoint. `skip`: the step leaves no trace but a count;
 weights, what the optimiser keeps and every table of the method are as they were before it.
 """
 
@@ -43,7 +43,7 @@ def accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
 
 
 class Rollback:
-    """What a step changes, as it was before; taken back on the device if the step turns out bad."""
+    """A copy of all that a step changes, restored on the device if the step turns out bad."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -52,7 +52,7 @@ class Rollback:
 
     @torch.no_grad()
     def restore_unless_finite(self, objective: Tensor) -> Tensor:
-        """Put everything back if the loss or what the step made of the state is not finite. Returns a bool: it was."""
+        """Restore everything if the loss or the new state is not finite. Returns a bool on the device."""
         good = torch.isfinite(objective.detach()) & all_finite(t for t, _ in self.of_method)
         good = self.session.world.all_ranks(good)
         for now, before in (*self.of_method, *self.of_optimiser):
@@ -113,7 +113,7 @@ def _likely_cause(session: Session, rows: Tensor) -> str:
 
 
 def _unusual_settings(settings: MethodSettings) -> list[str]:
-    """Weights, temperatures and the like that somebody has moved far from where the method is known to work."""
+    """Weights, temperatures and the like, far from the values with which the method is known to work."""
     lines = []
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.default

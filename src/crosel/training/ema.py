@@ -33,7 +33,7 @@ class EmaWeights:
         self._weight.fill_(max(1 - self.decay, 1 / (steps_done + 1)))
 
     def update(self, counts: Tensor | None = None) -> None:
-        """Take in the weights as they are; `counts`, a bool on the device, says whether there is anything to take."""
+        """Take in the weights as they are now, if the step `counts` (a bool on the device)."""
         away = torch._foreach_sub(self.live, self.averaged)
         torch._foreach_mul_(away, self._weight if counts is None else self._weight * counts)
         torch._foreach_add_(self.averaged, away)
@@ -68,10 +68,10 @@ class EmaWeights:
 
 
 def spread_rows(n: int, count: int) -> Tensor:
-    """`count` of n rows, none twice before all have come. Any stretch of them lies evenly over all n.
+    """`count` of n rows, none twice before all have come. Any run of them is spread evenly over all n.
 
-    So each has its share of all classes, be the rows sorted by class or the classes take turns: a step of a golden
-    section of n keeps clear of both, and one that shares no factor with n reaches all rows.
+    So each run has its share of every class, whether rows are sorted by class or classes alternate: a step of n divided
+    by the golden ratio avoids both patterns, and a step coprime to n reaches every row.
     """
     step = round(n * (math.sqrt(5) - 1) / 2)
     while math.gcd(step, n) > 1:
@@ -86,7 +86,7 @@ def recalibrate_batch_norm(
     """Replace batch norm's running statistics by their mean over `batches`, in place, and return them.
 
     All else stays in evaluation mode (dropout would draw random numbers), and so does batch norm that a network keeps
-    out of training mode by itself. Without any to refresh, no batch is made.
+    out of training mode by itself. Without batch norm, no batch is made.
     """
     networks.train()
     norms = [m for m in networks.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]

@@ -1,7 +1,7 @@
 """The optimiser of a run, and what it keeps for each parameter: momentum, and with Adam squares and a count of steps.
 
-All of it exists from the start. SGD's fused form fails where some parameters have momentum and others get their first
-gradient late; and what exists can be put back after a bad step, and restored in the weights' own layout, in place.
+All state exists from the start: fused SGD fails if some parameters have momentum and others get their first gradient
+late, and state that exists can be rolled back after a bad step and restored in place, in the layout of the weights.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHECKPOINT_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_
 
 
 class Optimiser:
-    """SGD or Adam by torch's own functions. The classes that torch has around them import its compiler, whatever is
-    done with them: that would take as long as importing torch itself."""
+    """SGD or Adam by torch's functional forms: its optimiser classes import torch's compiler, which would take as long
+    as importing torch itself."""
 
     def __init__(self, module: nn.Module, settings: TrainSettings, device: torch.device) -> None:
         self.settings = settings
@@ -68,7 +68,7 @@ class Optimiser:
 
 
 def _initial_state(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
-    """What is kept for a parameter, by torch's names."""
+    """The state of a parameter, by torch's names."""
     if settings.optimiser == "adam":
         moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         return {"step": torch.zeros((), device=p.device), **moments}

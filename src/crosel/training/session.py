@@ -64,7 +64,7 @@ class Session:
 
     @cached_property
     def optimiser(self) -> Optimiser:
-        """Made when it is first needed: prediction does without what it keeps."""
+        """Created on first use: prediction needs no optimiser state."""
         return Optimiser(self.method, self.config.train, self.device)
 
     @property
@@ -80,7 +80,7 @@ class Session:
     @cached_property
     def forward(self) -> GraphedForward:
         """Logits [v, rows, k] of raw inputs on the device. The method is in evaluation mode when it is called."""
-        # Not of `self`: a session that held itself would keep its memory until the garbage collector comes round.
+        # No reference to `self`: the cycle would keep the session's memory until the next garbage collection.
         config, device, method, normalise = self.config, self.device, self.method, self.normalise
 
         def run(x: Tensor) -> Tensor:
@@ -96,21 +96,22 @@ class Session:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode, with the averaged weights where there are any."""
+        """Evaluation mode, with the EMA weights if there are any."""
         self.method.eval()
         with self.ema.swapped_in() if self.ema else nullcontext():
             yield
 
     def batch_norm_statistics(self) -> Iterator[list[Tensor]]:
-        """Running statistics of batch norm, which each rank takes from its own rows: the method's, and the average's.
+        """Running statistics of batch norm, which each rank takes from its own rows: the method's, and the EMA's.
 
-        Apart, since how a sum over ranks is rounded depends on what else is in the message: training stays the same.
+        Separately: how a sum over ranks is rounded depends on what else is in the message, and an EMA must not change
+        training.
         """
         for tensors in (dict(self.method.named_buffers()), self._ema_state()):
             yield [t for name, t in tensors.items() if name.rpartition(".")[2] in ("running_mean", "running_var")]
 
     def _ema_state(self) -> dict[str, Tensor]:
-        """The averaged weights, if there are any, by the names that a checkpoint has for them."""
+        """The EMA weights, if there are any, by their names in a checkpoint."""
         return add_prefix("average", self.ema.state_dict()) if self.ema else {}
 
     @cached_property

@@ -1,6 +1,6 @@
-"""One step of training: views, losses, backward pass, optimiser. On CUDA it is recorded once and replayed.
+"""One step of training: views, losses, backward pass, optimiser. On CUDA it is captured once and replayed.
 
-A small network spends its time waiting for kernels to be launched. A recorded step (CUDA graph) is launched as a
+A small network spends its time waiting for kernels to be launched. A captured step (CUDA graph) is launched as a
 whole: the same kernels, the same arithmetic, the same random stream, without Python in between.
 """
 
@@ -20,11 +20,11 @@ from crosel.training.devices import compute_context, deterministic_cudnn
 from crosel.training.divergence import FINITE_STEPS, SKIPPED_BATCHES, Rollback, accumulate, isfinite
 from crosel.training.session import Session
 
-_EAGER_STEPS = 3  # real steps before recording: sums are begun, kernels compiled and chosen, none of it recorded
+_EAGER_STEPS = 3  # real steps before the capture: they create the sums, and kernels are compiled and chosen
 
 
 class TrainStep:
-    """Runs steps, eagerly or by replaying a CUDA graph. A new phase, or other streams, need a new recording."""
+    """Runs steps, eagerly or by replaying a CUDA graph. A new phase, or other streams, need a new capture."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.optimiser = session, session.optimiser  # made now: its copy to the device is waited for
@@ -94,7 +94,7 @@ class TrainStep:
         return [p.grad for p in self.optimiser.parameters if p.grad is not None]
 
     def _report(self, objective: Tensor, report: Mapping[str, Tensor], rollback: Rollback | None) -> Tensor | None:
-        """Add up what is shown; undo the step if need be. Returns a bool on the device: whether the step stands."""
+        """Add up the reported losses; undo a bad step. Returns a bool on the device: whether the step counts."""
         sums = self.session.progress.sums
         good = rollback.restore_unless_finite(objective) if rollback else None
         for name, value in report.items():

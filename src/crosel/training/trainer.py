@@ -47,7 +47,7 @@ def learning_rate(settings: TrainSettings, epoch: int, step: int, steps: int) ->
 def fit(
     session: Session, callbacks: tuple[Callback, ...] = (), stop_requested: Callable[[], bool] = lambda: False
 ) -> list[Row]:
-    """Train to the last epoch, from wherever the session stands, and return the rows of metrics."""
+    """Train to the last epoch, from where the session is, and return the rows of metrics."""
     settings, progress, method = session.config.train, session.progress, session.method
     training_advice, evaluation_advice = advise_while_training(session), advise_while_evaluating(session)
     with training_advice:
@@ -65,7 +65,7 @@ def fit(
             finished = train_epoch(session, train_step, callbacks, stop_requested)
         if not finished:
             with evaluation_advice:
-                recalibrate_ema(session, 1)  # who has asked to stop waits for it
+                recalibrate_ema(session, 1)  # few chunks: whoever asked to stop is waiting
             progress.seconds = time.perf_counter() - started
             for callback in callbacks:
                 callback.on_checkpoint(session)
@@ -177,7 +177,7 @@ def reads_with_delay(device: torch.device) -> bool:
 
 
 def check_weights(session: Session, epoch: int) -> None:
-    """The last step's update shows in no loss yet: look at the weights themselves before they are saved."""
+    """No loss shows the last step's update yet: check the weights themselves before they are saved."""
     if not bool(all_finite(session.method.state_dict().values())):
         raise divergence_error(session, epoch, "the weights are no longer finite", session.steps - 1)
 
@@ -185,8 +185,8 @@ def check_weights(session: Session, epoch: int) -> None:
 def finish_epoch(session: Session, epoch: int) -> Row:
     """Pass over training and test set in evaluation mode, let the method close the epoch, and measure.
 
-    The training set is shown with the weights that are trained, also where an average of them predicts: an average
-    hardly changes from epoch to epoch, so that a label's stability would say nothing (docs/study.md).
+    The training set is seen by the trained weights, even where their EMA predicts: an EMA hardly changes from epoch to
+    epoch, so the stability of a label would say nothing (docs/study.md).
     """
     method, data, every = session.method, session.data, session.config.train.evaluate_every
     method.eval()
@@ -204,7 +204,7 @@ def finish_epoch(session: Session, epoch: int) -> Row:
 
 
 def selection_accuracy(session: Session, chosen: TrainingLabels | None) -> Row:
-    """S-acc, where the true labels are there and anything is selected."""
+    """S-acc, if the true labels are known and anything is selected."""
     if chosen is None or session.data.y is None:
         return {}
     truth = torch.from_numpy(session.data.y).to(session.device)
@@ -213,11 +213,8 @@ def selection_accuracy(session: Session, chosen: TrainingLabels | None) -> Row:
 
 
 def recalibrate_ema(session: Session, chunks: int) -> None:
-    """Give averaged weights, where there are any, the batch-norm statistics that go with them: from up to so many
-    chunks of plain training examples.
-
-    Without random numbers: training is the same however often this is done.
-    """
+    """Give the EMA weights, if there are any, batch-norm statistics of their own, from up to so many chunks of plain
+    training examples. This draws no random numbers, so training does not depend on how often it is done."""
     if not session.ema:
         return
     n, world = len(session.train.x), session.world

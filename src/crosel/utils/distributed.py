@@ -1,7 +1,7 @@
-"""Several processes ("ranks") that train one run together. The only file that dist `torch.distributed`.
+"""Several processes ("ranks") that train one run together. The only file that uses `torch.distributed`.
 
 Every rank holds the data, the networks and all tables. All ranks draw the same batch, with the same views, from the
-same generator; each then works on its own rows of it. What has to be one thing for all goes through a `World`:
+same generator; each then works on its own rows of it. What all ranks must agree on goes through a `World`:
 
     local_shard       the rows of something drawn for the whole batch that belong to this rank
     all_gather        the rows of all ranks, in the order of the batch; gradients flow back to the rank that gave a row
@@ -37,7 +37,7 @@ _TIMEOUT = timedelta(minutes=30)  # a rank that is alive but silent for so long 
 
 
 class World:
-    """One process: everything is its own."""
+    """One process, which does everything itself."""
 
     rank = 0
     size = 1
@@ -296,7 +296,7 @@ def local_cuda_device(number: int) -> torch.device:
 @contextmanager
 def process_group(rank: int, size: int, device: torch.device, meet: str, attempt: int = 0) -> Iterator[Ranks]:
     """Connect to the other ranks at `meet` (env://, file://PATH, tcp://HOST:PORT): nccl on CUDA, gloo on CPUs."""
-    # Words between hosts go by gloo even where tensors go by nccl: they need not wait for the device.
+    # Objects and flags go by gloo even where tensors go by nccl: they need not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     world = Ranks(rank, size, restarted=attempt > 0)
     with world._collective("start"):
@@ -312,12 +312,12 @@ def process_group(rank: int, size: int, device: torch.device, meet: str, attempt
         if rank:
             raise RankZeroFailed(130 if isinstance(ended, Interrupted) else 2) from None
         raise
-    # After any other failure there is nobody to say goodbye to: the process ends, and with it its connections.
+    # After any other failure nobody is left to shut down with: the connections end with the process.
     _shut_down(world)
 
 
 def _shut_down(world: Ranks) -> None:
-    world.barrier()  # gloo aborts if one side leaves while another still dist
+    world.barrier()  # gloo aborts if one side leaves while another still communicates
     # At its end gloo waits for its threads, which may need Python's lock to let go of what they sent. Ended through a
     # name of its own it gives the lock up meanwhile; ended with the group it does not in torch 2.6, and hangs.
     group: Any = torch.distributed.group.WORLD

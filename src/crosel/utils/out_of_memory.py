@@ -1,4 +1,4 @@
-"""One line, which says what to change, instead of a traceback where memory runs out all the same."""
+"""Running out of memory ends with one line that says what to change, not with a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUT_OF = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "unable to
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it is about memory, or came up while such an error was under way: a recording that cannot be ended."""
+    """Whether it is about memory, or was raised while such an error was handled: a capture that cannot be ended."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF):
@@ -46,14 +46,14 @@ class OutOfMemoryAdvice:
 
 
 def _free_frames(error: BaseException | None) -> None:
-    """Forget the tensors that the ended calls held: who keeps the error shall not keep the memory."""
+    """Release the tensors that the failed calls held: keeping the error must not keep the memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
 def advise_while_building(device: torch.device, data_on: str) -> OutOfMemoryAdvice:
-    """While data and networks are put in place, and in whatever else has no batches."""
+    """While data and networks are set up, and wherever else there are no batches."""
     host = "try --set train.data_on=host, or " if device.type == "cuda" and data_on != "host" else ""
     return OutOfMemoryAdvice(device, "for data, networks and tables", f"{host}use a smaller network or fewer examples")
 
