@@ -5,6 +5,8 @@ In memory and in the cache channels come first, as networks want them: what is r
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import stat
 import threading
@@ -18,13 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crosel.data.image_cache import ImageCache
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
+from crosel.utils.files import atomic_write_with
 from crosel.utils.limits import check_bytes, has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
+_CACHE = ".crosel-cache"
+_CACHE_VERSION = 3  # raise it when the same files give other pixels, or the cache is written in another way
+_CACHES_KEPT = 8
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 
 
@@ -135,7 +140,7 @@ def _decode_or_recall(
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), channels, side, side)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
-    cache = ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
+    cache = _ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
     found = cache.read(shape) if cache is not None else None
     # What was bad before may be readable by now: with other permissions, say, or another Pillow.
     out, rows = found or (np.zeros(shape, dtype=np.uint8), range(len(paths)))
@@ -197,3 +202,43 @@ def _decode_all(
             stop.set()
             pool.shutdown(cancel_futures=True)
     return failed
+
+
+class _ImageCache:
+    """Decoded images kept beside their list, so that the second run starts at once.
+
+    The key covers every path with its size and time of change, and the settings that decide the pixels: a cache is
+    never stale, only unused. Images that could not be read (`data.skip_bad`) are named in it, to be tried again each
+    time: why they are bad may not show in the file itself. Where the folder cannot be written to, there is no cache.
+    """
+
+    def __init__(self, beside: Path, paths: Sequence[Path], settings: DataSettings) -> None:
+        digest = hashlib.sha256(f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode}".encode())
+        for path in paths:
+            try:
+                found = os.stat(path)
+                text = f"\0{os.path.abspath(path)}\0{found.st_size}\0{found.st_mtime_ns}"
+            except (OSError, ValueError):
+                text = f"\0{path}\0missing"  # decoding will say so
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        root = beside if beside.is_dir() else beside.parent
+        self.path = root / _CACHE / f"images-{digest.hexdigest()[:32]}.npz"
+
+    def read(self, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], list[int]] | None:
+        """The images, and the rows of those that could not be read."""
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                images, bad = archive["images"], archive["bad"].astype(np.int64).ravel().tolist()
+        except Exception:  # not there, or damaged: the images themselves are
+            return None
+        fits = images.shape == shape and images.dtype == np.uint8 and all(0 <= row < len(images) for row in bad)
+        return (images, bad) if fits else None
+
+    def write(self, images: NDArray[np.uint8], bad: Sequence[int]) -> None:
+        """Best effort: a cache that cannot be written is no error."""
+        with contextlib.suppress(UserError, OSError):
+            self.path.parent.mkdir(exist_ok=True)
+            atomic_write_with(self.path, lambda stream: np.savez(stream, images=images, bad=np.array(bad, np.int64)))
+            kept = sorted(self.path.parent.glob("images-*.npz"), key=lambda p: p.stat().st_mtime_ns, reverse=True)
+            for old in kept[_CACHES_KEPT:]:
+                old.unlink()

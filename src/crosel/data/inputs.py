@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from crosel.data.dataset import Array, Dataset, only_rows
+from crosel.data.dataset import Array, Dataset, make_dataset, only_rows
 from crosel.data.images import OR_SKIP, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import image_path, image_root
+from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError
 from crosel.utils.limits import shown
 
@@ -62,12 +63,25 @@ def join_inputs(
     return Inputs(x, tuple(names), bad=bad)
 
 
-def without_bad(data: Dataset, inputs: Inputs) -> Dataset:
-    """The data without the examples whose inputs are not there or cannot be read; a note counts them."""
-    if not inputs.bad:
-        return data
-    good = np.array([row for row in range(data.n) if row not in inputs.bad])
-    return replace(only_rows(data, good), notes=(*data.notes, *bad_inputs_note(inputs.bad)))
+def annotated(
+    inputs: Inputs,
+    vocabulary: Vocabulary,
+    path: Path,
+    settings: DataSettings,
+    truth: Sequence[str] | None,
+    notes: Sequence[str],
+    **annotation: Array,
+) -> Dataset:
+    """Inputs with their votes or scores, without the examples whose inputs cannot be used; a note counts these."""
+    labels, labels_test = inputs.labels if truth is None else truth, inputs.labels_test
+    place = f"{settings.inputs or path}: label"
+    data = make_dataset(
+        inputs.x, y=None if labels is None else vocabulary.indices(labels, place), x_test=inputs.x_test,
+        y_test=None if labels_test is None else vocabulary.indices(labels_test, place), classes=vocabulary.classes,
+        ids=inputs.ids, columns=inputs.columns, notes=(*notes, *bad_inputs_note(inputs.bad)), place=str(path),
+        **annotation,
+    )  # fmt: skip
+    return only_rows(data, np.setdiff1d(np.arange(data.n), list(inputs.bad))) if inputs.bad else data
 
 
 def _joined(

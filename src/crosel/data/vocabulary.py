@@ -149,13 +149,20 @@ class Vocabulary:
             near = did_you_mean(name, self.classes)
             raise ValueError(f"{shown(name)} is not one of the {len(self.classes)} classes{near}") from None
 
+    def indices(self, names: Iterable[str], what: str) -> list[int]:
+        """The numbers of these classes; `what` begins the error about a name that is none of them."""
+        try:
+            return [self[name] for name in names]
+        except ValueError as error:
+            raise UserError(f"{what} {error}") from None
+
 
 def alike(names: Iterable[str]) -> list[str]:
     """Notes for people: classes whose names differ in capitals, blanks, or how letters and numbers are written."""
     first: dict[object, str] = {}
     notes = []
     for name in names:
-        other = first.setdefault(_plain(name), name)
+        other = first.setdefault(_comparable(name), name)
         if other != name:
             same = unicodedata.normalize("NFKC", other) == unicodedata.normalize("NFKC", name)
             pair = f"{other!a} and {name!a}" if same else f"{shown(other)} and {shown(name)}"
@@ -163,7 +170,7 @@ def alike(names: Iterable[str]) -> list[str]:
     return notes[:3] + ([f"… and {len(notes) - 3} more such pairs"] if len(notes) > 3 else [])
 
 
-def _plain(name: str) -> object:
+def _comparable(name: str) -> object:
     try:
         return float(name) if name.isascii() else _folded(name)
     except ValueError:

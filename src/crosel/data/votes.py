@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from crosel.data.columns import ALL_ROWS, ANNOTATOR, NAME_THEM
-from crosel.data.dataset import Array, Dataset, make_dataset
+from crosel.data.dataset import Array, Dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
-from crosel.data.inputs import Inputs, join_inputs, without_bad
+from crosel.data.inputs import Inputs, annotated, join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import (
     Table,
@@ -57,21 +57,13 @@ def votes_dataset(
     notes: Sequence[str] = (),
 ) -> Dataset:
     """Count votes and put them to their inputs."""
-    n = len(inputs.x)
     labels = truth if truth is not None else inputs.labels
     found = {label for _, label, _, _ in votes} | set(labels or ()) | set(inputs.labels_test or ())
     vocabulary = Vocabulary(found, settings.classes)
-    check_cells(n, len(vocabulary), 4, path)
+    check_cells(len(inputs.x), len(vocabulary), 4, path)
     columns = {label: index_of(label, vocabulary, place, row, column) for _, label, row, column in votes}
-    counts = np.zeros((n, len(vocabulary)), dtype=np.int32)
+    counts = np.zeros((len(inputs.x), len(vocabulary)), dtype=np.int32)
     np.add.at(counts, ([example for example, _, _, _ in votes], [columns[label] for _, label, _, _ in votes]), 1)
-
-    def indices(names: Sequence[str] | None) -> list[int] | None:
-        try:
-            return None if names is None else [vocabulary[name] for name in names]
-        except ValueError as error:
-            raise UserError(f"{settings.inputs or path}: {error}") from None
-
     image = image_root(settings, path) / inputs.ids[0]
     features_beside = inputs.x.ndim == 2 and settings.inputs is None
     if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
@@ -86,31 +78,26 @@ def votes_dataset(
         *(looks_joined(vocabulary.classes, "vote", ",;/|") if one_each else ()),
         *(may_be_unknown(vocabulary.classes) if settings.classes is None else ()),
     ]
-    data = make_dataset(
-        inputs.x, y=indices(labels), x_test=inputs.x_test, y_test=indices(inputs.labels_test), votes=counts,
-        classes=vocabulary.classes, ids=inputs.ids, notes=tuple(notes), place=str(path),
-        columns=inputs.columns,
-    )  # fmt: skip
-    return without_bad(data, inputs)
+    return annotated(inputs, vocabulary, path, settings, truth, notes, votes=counts)
 
 
 def no_votes(classes: Sequence[str] | None) -> frozenset[str]:
     """What says that somebody gave no vote. What is named as a class is one."""
-    return NO_VOTE - {_plain(name) for name in classes or ()}
+    return NO_VOTE - {_word(name) for name in classes or ()}
 
 
-def _plain(cell: Any) -> str:
+def _word(cell: Any) -> str:
     return str(cell).strip().lower().removesuffix(".0")
 
 
 def _vote(cell: Any, no_vote: frozenset[str], separator: str) -> tuple[str, ...]:
     """The labels that a cell votes for. In jsonl it may hold a number, a list or null."""
-    return () if cell is None or _plain(cell) in no_vote else label_names(cell, separator)
+    return () if cell is None or _word(cell) in no_vote else label_names(cell, separator)
 
 
 def _told(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
     """A note, where something that could be a class is taken for no vote."""
-    words = sorted({str(cell).strip() for cell in cells if _plain(cell) in no_vote & _MAY_BE_CLASSES})
+    words = sorted({str(cell).strip() for cell in cells if _word(cell) in no_vote & _MAY_BE_CLASSES})
     if not words:
         return []
     return [f"no vote: {_some(words)}; if this is a class, name all classes: --set data.classes=[NAME,NAME]"]
@@ -138,7 +125,7 @@ def truth_of(
     nothing is known."""
     if role not in table.columns:
         return None
-    labels = table.parsed(role, lambda cell: None if _plain(cell) in no_vote else optional_label(cell))
+    labels = table.parsed(role, lambda cell: None if _word(cell) in no_vote else optional_label(cell))
     known = _same(table, names, role, labels)
     missing = [row for row, name in enumerate(names) if name not in known]
     if missing and known:
@@ -298,15 +285,4 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
         names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path")
     )
     own = truth_of(table, names, "truth" if "truth" in table.columns else "label", no_votes(classes), notes)
-    labels = own if own is not None else inputs.labels
-    vocabulary = Vocabulary((), classes)
-    try:
-        y = None if labels is None else [vocabulary[name] for name in labels]
-        y_test = None if inputs.labels_test is None else [vocabulary[name] for name in inputs.labels_test]
-    except ValueError as error:
-        raise UserError(f"{table.path}: label {error}") from None
-    data = make_dataset(
-        inputs.x, y=y, x_test=inputs.x_test, y_test=y_test, scores=scores, classes=classes, ids=names,
-        place=str(table.path), columns=inputs.columns, notes=tuple(notes),
-    )  # fmt: skip
-    return without_bad(data, inputs)
+    return annotated(inputs, Vocabulary((), classes), table.path, settings, own, notes, scores=scores)

@@ -42,10 +42,7 @@ class ImageFolder(Format):
                 "images with candidate sets are listed in a csv file: path,candidates"
             )
         vocabulary = Vocabulary({*train_names, *test_names}, settings.classes)
-        try:
-            y, y_test = ([vocabulary[name] for name in names] for names in (train_names, test_names))
-        except ValueError as error:
-            raise UserError(f"{path}: the folder {error}") from None
+        y, y_test = (vocabulary.indices(names, f"{path}: the folder") for names in (train_names, test_names))
         filled = set(train_names)
         empty = [name for name in (label_name(folder.name) for folder in classes) if name not in filled]
         notes = [f"folders without images, left out: {some_of(empty, 8)}"] if empty else []

@@ -45,12 +45,8 @@ class Npz(Format):
 
     def read(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
         arrays = _read_arrays(path)
-        classes, ids, hints = (
-            _pop_names(arrays, "classes", path),
-            _pop_names(arrays, "ids", path),
-            _pop_hints(arrays, path),
-        )
-        given, classes = classes, _labels_as_numbers(arrays, classes, path)
+        given, ids = _pop_names(arrays, "classes", path), _pop_names(arrays, "ids", path)
+        hints, classes = _pop_hints(arrays, path), _labels_as_numbers(arrays, given, path)
         if given is None and classes is not None:
             hints["notes"] = (*alike(classes), *may_be_unknown(classes, "leave such examples out"))
         if "x" not in arrays:
@@ -258,13 +254,11 @@ def _with_inputs(
     if joined.columns is not None:
         arrays["columns"] = joined.columns
     vocabulary = Vocabulary((), classes or [str(i) for i in range(raw.shape[1])])
-    try:
-        if joined.labels is not None and "y" not in arrays:
-            arrays["y"] = [vocabulary[name] for name in joined.labels]
-        if joined.labels_test is not None and "y_test" not in arrays:
-            arrays["x_test"], arrays["y_test"] = joined.x_test, [vocabulary[name] for name in joined.labels_test]
-    except ValueError as error:
-        raise UserError(f"{settings.inputs}: label {error}") from None
+    place = f"{settings.inputs}: label"
+    if joined.labels is not None and "y" not in arrays:
+        arrays["y"] = vocabulary.indices(joined.labels, place)
+    if joined.labels_test is not None and "y_test" not in arrays:
+        arrays["x_test"], arrays["y_test"] = joined.x_test, vocabulary.indices(joined.labels_test, place)
     return {**arrays, "x": joined.x}
 
 
