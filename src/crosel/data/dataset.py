@@ -214,8 +214,6 @@ def make_dataset(
     sets = None if candidates is None else as_candidates(candidates, f"{place}: candidates")
     if sets is None and y is None and votes is None and scores is None:
         raise UserError(f"{place}: there are neither candidate sets ('candidates') nor labels ('y') to draw them for")
-    if sets is not None and len(sets) != len(inputs):
-        raise UserError(f"{place}: x has {len(inputs)} examples, but candidates has {len(sets)}")
     if classes is None:
         classes = _count_classes(sets, votes, scores, y, place)
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(map(str, classes))
@@ -225,8 +223,9 @@ def make_dataset(
     if sets is not None and sets.shape[1] != len(names):
         raise UserError(f"{place}: candidates has {sets.shape[1]} columns for {len(names)} classes")
     truth = None if y is None else as_labels(y, len(names), f"{place}: y")
-    if truth is not None and len(truth) != len(inputs):
-        raise UserError(f"{place}: x has {len(inputs)} examples, but y has {len(truth)}")
+    for what, rows in (("candidates", sets), ("y", truth)):
+        if rows is not None and len(rows) != len(inputs):
+            raise UserError(f"{place}: x has {len(inputs)} examples, but {what} has {len(rows)}")
     if ids is not None and len(ids) != len(inputs):
         raise UserError(f"{place}: x has {len(inputs)} examples, but there are {len(ids)} ids")
     test, test_truth = _test_set(x_test, y_test, inputs.shape[1:], len(names), place)

@@ -155,8 +155,7 @@ def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ..
     """Candidate sets and weights of the training rows; weights with names may stand for the sets."""
     sets: list[tuple[str, ...]] | None = None
     if "candidates" in table.columns:
-        train = _only(table, rows, "candidates")
-        sets = train.parsed("candidates", partial(_label_set, separator=separator))
+        sets = table.parsed("candidates", partial(_label_set, separator=separator), rows)
     if "weight" not in table.columns:
         return sets, None
     weights: Weights = []
@@ -179,13 +178,6 @@ def _label_set(cell: Any, separator: str) -> tuple[str, ...]:
     if _is_blank(cell):
         raise ValueError("an empty set; give it at least one label, or leave such rows out: --set data.skip_bad=true")
     return label_names(cell, separator)
-
-
-def _only(table: Table, rows: Array, role: str) -> Table:
-    """A view of some rows of one column: rows for testing may leave their candidates blank."""
-    cells = table.columns[role]
-    lines = [table.lines[row] for row in rows]
-    return Table(table.path, lines, {role: [cells[row] for row in rows]}, table.titles)
 
 
 def _matrices(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -61,11 +61,14 @@ class Table:
             texts={name: [cells[row] for row in rows] for name, cells in self.texts.items()},
         )  # fmt: skip
 
-    def parsed(self, role: str, parse: Callable[[Any], T]) -> list[T]:
-        """All cells of a column through a parser, equal cells once; its ValueError gets the place."""
+    def parsed(self, role: str, parse: Callable[[Any], T], rows: Iterable[int] | None = None) -> list[T]:
+        """Cells of a column, those of all rows or some, through a parser, equal cells once; its ValueError gets the
+        place."""
         known: dict[Hashable, T] = {}
         out: list[T] = []
-        for row, cell in enumerate(self.columns[role]):
+        cells = self.columns[role]
+        for row in range(self.n) if rows is None else rows:
+            cell = cells[row]
             try:
                 if isinstance(cell, str):
                     if cell not in known:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import numpy as np
@@ -121,29 +122,14 @@ def read_tree(path: Path) -> ClassTree:
 
 
 def _bottom_up(path: Path, children: dict[str, dict[str, None]], seen_at: dict[str, yaml.Node]) -> list[str]:
-    """Names with children first; a name below itself is an error. No recursion: a chain may be long."""
-    order: list[str] = []
-    state: dict[str, int] = {}  # 1: under way, 2: done
-    for start in children:
-        stack = [(start, iter(children[start]))] if start not in state else []
-        state.setdefault(start, 1)
-        while stack:
-            name, rest = stack[-1]
-            child = next(rest, None)
-            if child is None:
-                state[name] = 2
-                order.append(name)
-                stack.pop()
-            elif state.get(child) == 1:
-                way = [entry for entry, _ in stack]
-                circle = " > ".join([*way[way.index(child) :][:5], child])
-                raise UserError(
-                    f"{_place(path, seen_at[child])}: {shown(child)} is below itself ({circle}); remove one of these"
-                )
-            elif child not in state:
-                state[child] = 1
-                stack.append((child, iter(children[child])))
-    return order
+    """Names with children first; a name below itself is an error."""
+    try:
+        return list(TopologicalSorter(children).static_order())
+    except CycleError as error:
+        circle = error.args[1][::-1]  # parents first
+        way = " > ".join([*circle[:-1][:5], circle[0]])
+        where = _place(path, seen_at[circle[0]])
+        raise UserError(f"{where}: {shown(circle[0])} is below itself ({way}); remove one of these") from None
 
 
 def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
