@@ -1,4 +1,4 @@
-"""Which column of a table holds what: by its name, and, where names do not tell, by its first cells."""
+"""Which column of a table holds what: by its name, and, where the name does not show it, by its first cells."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def vote_columns(
 def _cell_labels(cell: str, separator: str) -> Sequence[str]:
     try:
         return label_names(cell, separator)
-    except ValueError:  # told with its place when votes are read
+    except ValueError:  # reported with its place when votes are read
         return [cell]
 
 

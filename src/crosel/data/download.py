@@ -1,7 +1,7 @@
 """Fetching the published files of cifar10, cifar100 and svhn: resumed where it broke off, checked, unpacked safely.
 
 A download grows in NAME.part and gets its own name only when its checksum is right; an archive is unpacked beside its
-place and then moved there. So whatever has its final name is whole.
+place and then moved there. So anything with its final name is complete.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def checksum(path: Path) -> str:
 # --- fetching -----------------------------------------------------------------------------------------------------
 
 
-class _Broken(Exception):  # noqa: N818  (told to the user only if it does not go away)
+class _Broken(Exception):  # noqa: N818  (shown to the user only if it persists)
     """The connection failed or ended early; another attempt may go on."""
 
 
@@ -193,7 +193,7 @@ def _attempt(url: str, stream: IO[bytes], path: Path, progress: OnBytes | None) 
     with response:
         start, total = _position(response)
         if start != have:
-            _start_again(stream)  # the server ignored our wish and sends all of it, which is as well
+            _start_again(stream)  # the server ignored the range and sends all of it
             if start:
                 raise _Broken("the server resumed at the wrong position")
             have = 0
@@ -201,7 +201,7 @@ def _attempt(url: str, stream: IO[bytes], path: Path, progress: OnBytes | None) 
 
 
 def _position(response: Any) -> tuple[int, int | None]:
-    """Where the answer starts, and how long the whole file is, where the server says so. -1: who knows where."""
+    """Where the answer starts, and how long the whole file is, where the server says so. -1: unknown."""
     length = response.headers.get("Content-Length", "")
     size = int(length) if length.isascii() and length.isdecimal() else None
     if response.status != 206:

@@ -46,8 +46,8 @@ def load(
 
 
 def settings_to_evaluate(source: str, data_dir: Path | None, settings: DataSettings, spec: InputSpec) -> DataSettings:
-    """The settings by which `load` reads a source with true labels, to ask a run about it that was trained with these
-    on another; whatever is wrong with the source, `load` says."""
+    """The settings of a run, adapted to another source with true labels that it is to be evaluated on. Errors in the
+    source are left to `load`."""
     path = Path(locate(source, data_dir))
     if source in published_formats() or "\0" in source or not path.exists():
         return settings
@@ -58,7 +58,7 @@ def settings_to_evaluate(source: str, data_dir: Path | None, settings: DataSetti
 
 
 def open_inputs(path: Path, spec: InputSpec) -> Iterator[Chunk]:
-    """Read what is to be predicted, chunk by chunk; whatever is wrong with it is a UserError."""
+    """Read what is to be predicted, chunk by chunk; anything wrong with it is a UserError."""
     try:
         yield from find_format(path, "read_chunks").read_chunks(path, spec)
     except OSError as error:  # must not be taken for trouble with the file that is written

@@ -95,7 +95,7 @@ def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Se
 
 
 def check_ids(table: Table, role: str = "id") -> list[str]:
-    """The ids as text; one that stands there twice is an error that names both lines."""
+    """The ids as text; a repeated one is an error that names both lines."""
     ids = table.parsed(role, partial(label_name, what="name"))
     seen: dict[str, int] = {}
     for row, name in enumerate(ids):

@@ -17,7 +17,7 @@ _UNNAMED = re.compile(r"Unnamed: 0(\.\d+)*")
 
 NO_NAMES = "if this line holds data, put a line of column names above it"
 
-_BAD_ROWS = {  # what Python's reader says, and what we do
+_BAD_ROWS = {  # a part of the message of Python's reader, and our message
     "new-line character": "it has bare CR line ends; save it with LF or CRLF",
     "unexpected end of data": "a quote is opened here, or further on in this row, and never closed; close or remove it",
 }
@@ -80,7 +80,7 @@ class CsvFile:
         try:
             return next(self._reader, None)
         except csv.Error as error:
-            reason = next((told for words, told in _BAD_ROWS.items() if words in str(error)), one_line(error))
+            reason = next((ours for theirs, ours in _BAD_ROWS.items() if theirs in str(error)), one_line(error))
             raise UserError(f"{self.path}, line {self._end + 1}: not a valid csv row ({reason})") from None
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:

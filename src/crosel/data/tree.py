@@ -5,7 +5,7 @@
       car: [saloon, van]
       lorry:
 
-Children are a list or a mapping. A name may stand in several places, also at the top to give its children there.
+Children are a list or a mapping. A name may occur in several places, also at the top level to list its children there.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _name(path: Path, node: yaml.Node) -> str:
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node | None]]:
-    """(name, what stands below it) for everything in a value."""
+    """(name, what is below it) for everything in a value."""
     if isinstance(node, yaml.MappingNode):
         yield from node.value
     elif isinstance(node, yaml.SequenceNode):

@@ -1,6 +1,6 @@
 """Votes of several annotators, long (one vote a row) or wide (one column an annotator), and a model's scores.
 
-The inputs stand beside the votes (columns of numbers, or a `path`), or the task is itself an image path, or a file of
+The inputs are beside the votes (columns of numbers, or a `path`), or the task is itself an image path, or a file of
 inputs is joined by id (`data.inputs`). True labels, where known, are a column `truth` or come with the inputs.
 """
 
@@ -162,9 +162,9 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         said = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
         paths = _same(table, tasks, "path", said)
         cells = [paths.get(task, "") for task in first]
-    rows, told = list(first.values()), key if cells is None else "path"
+    rows, role = list(first.values()), key if cells is None else "path"
     inputs = join_inputs(
-        list(first), lambda at: table.place(rows[at], told), table.path, settings, progress, features, cells,
+        list(first), lambda at: table.place(rows[at], role), table.path, settings, progress, features, cells,
         table.feature_names,
     )  # fmt: skip
     truth = truth_of(table, tasks, "truth", no_vote, notes)
@@ -194,7 +194,7 @@ def _distinct_votes(
 
 
 def _features_of(table: Table, tasks: Sequence[str], first: Mapping[str, int]) -> Array | None:
-    """The numbers in the first row of each task, which stand in its other rows again."""
+    """The numbers in the first row of each task, which its other rows repeat."""
     if table.features is None:
         return None
     firsts = [first[task] for task in tasks]
@@ -230,14 +230,14 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         kept = [row for row in range(table.n) if voted[row]]
         table, names = table.take(kept), [names[row] for row in kept]
     notes += _told(known, no_vote)
-    if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # told from cells, not by name
+    if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # recognised by cells, not by name
         features = f"; features: {_some(table.names)}" if table.features is not None else ""
         notes.append(f"votes: {_some(list(table.texts))}{features}")
         if settings.annotators is None:
             notes += _strangers({name: {v for cell in set(c) for v in known[cell]} for name, c in table.texts.items()})
-    told = "path" if "path" in table.columns and settings.inputs is None else table.key
+    role = "path" if "path" in table.columns and settings.inputs is None else table.key
     inputs = join_inputs(
-        names, lambda row: table.place(row, told), table.path, settings, progress, table.features,
+        names, lambda row: table.place(row, role), table.path, settings, progress, table.features,
         table.columns.get("path"), table.feature_names,
     )  # fmt: skip
     votes = [

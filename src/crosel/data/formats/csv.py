@@ -1,4 +1,4 @@
-"""csv: rows with candidates or labels, votes (long or wide), or scores. The header tells which."""
+"""csv: rows with candidates or labels, votes (long or wide), or scores. The header shows which."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from crosel.data.vocabulary import NO_VOTE
 from crosel.errors import UserError, did_you_mean
 from crosel.utils.limits import shown
 
-_LOOK_AT = 200  # rows that show which columns hold votes, where features stand beside them
+_LOOK_AT = 200  # rows that show which columns hold votes, where there are features beside them
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LONG_VOTES = "; if rows are votes, name their columns task, worker and label"
 _WHOLE = re.compile(r"\s*-?\d+\.0\s*")
@@ -58,7 +58,7 @@ class CsvRows(Rows):
         self.first_line = start[0][0]
         self._rows = chain(start, rows)
         self._at = {name: column for column, name in enumerate(header)}
-        self.or_else: Callable[[list[str]], str] = lambda row: ""  # what cells that are no numbers may be instead
+        self.hint: Callable[[list[str]], str] = lambda row: ""  # what cells that are not numbers may be instead
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         return self._rows
@@ -87,10 +87,10 @@ class CsvRows(Rows):
     def _no_number(self, line: int, row: list[str], columns: Sequence[int]) -> UserError:
         """The error for the first cell of a row that is not a number."""
         column = next(c for c in columns if not is_number(row[c]))
-        or_else = self.or_else(row)
-        what = f"{shown(row[column])} is not a number; correct it, or drop the row or the column{or_else}"
+        hint = self.hint(row)
+        what = f"{shown(row[column])} is not a number; correct it, or drop the row or the column{hint}"
         if not row[column].strip():
-            what = f"empty; fill it in or drop the row{or_else}"
+            what = f"empty; fill it in or drop the row{hint}"
         elif is_number(row[column].replace(",", ".", 1)):
             what = f"{shown(row[column])} is not a number; write decimals with a point"
         return UserError(f"{self.path}, line {line}, column {shown(self.header[column])}: {what}")
@@ -118,8 +118,8 @@ class Csv(RowFormat):
         kind, votes = settings.format, list[int]()
         if settings.annotators:
             kind, votes = "wide-votes", named_columns(path, header, settings.annotators)
-        told = votes or {"worker", "label"} <= known.keys()  # which columns hold votes
-        if "path" not in known and not (told and settings.inputs):  # else no other column is read
+        votes_known = votes or {"worker", "label"} <= known.keys()
+        if "path" not in known and not (votes_known and settings.inputs):  # else no other column is read
             rest = {name: rows.cell(rows.first, name) for name in rows.features if header.index(name) not in votes}
             refuse_unnamed_images(rest, f"{path}, line {rows.first_line}")
         if kind == "auto" and not votes:
@@ -134,7 +134,7 @@ class Csv(RowFormat):
         annotators = [header[column] for column in votes]
         rows.titles = {role: title for role, title in rows.titles.items() if title not in annotators}
         rows.features = [title for title in rows.features if title not in annotators]
-        rows.or_else = lambda row: _may_be_else(rows, kind, row)
+        rows.hint = lambda row: _hint(rows, kind, row)
         has_inputs = "path" in rows.titles or settings.inputs is not None
         table = rows.collect(bool(rows.features) and (kind == "scores" or not has_inputs), annotators)
         if not any(map(_WHOLE.fullmatch, settings.classes or ())):  # unless classes are named so
@@ -160,7 +160,7 @@ class Csv(RowFormat):
         return settings.model_copy(update={"annotators": None, "format": "table" if as_table else settings.format})
 
 
-def _may_be_else(rows: CsvRows, kind: TableKind, row: list[str]) -> str:
+def _hint(rows: CsvRows, kind: TableKind, row: list[str]) -> str:
     """What a column that holds words, where numbers are expected, may be instead."""
     words = [name for name in rows.features if not is_number(rows.cell(row, name))]
     if kind == "table" and "candidates" not in rows.titles and (near := did_you_mean("candidates", words)):

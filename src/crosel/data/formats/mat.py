@@ -49,7 +49,7 @@ def _read_x(path: Path) -> Array:
 
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes, without the content."""
-    from scipy.io import whosmat  # half a second, which who predicts from other files need not wait
+    from scipy.io import whosmat  # half a second, only for those who read MATLAB files
 
     try:
         with path.open("rb") as stream:

@@ -137,12 +137,12 @@ def _read_arrays(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def open_archive(path: Path, wanted: str) -> Iterator[tuple[Any, zipfile.ZipFile]]:
-    """An npz file as numpy and as zipfile have it; whatever turns out to be wrong with it is a UserError."""
+    """An npz file as numpy and as zipfile have it; anything wrong with it is a UserError."""
     if path.suffix.lower() == ".npy":
         raise UserError(
             f"{path}: an array without a name; save it with its inputs as npz: np.savez('mine.npz', x=x, scores=s)"
         )
-    with path.open("rb") as stream:  # whatever else there is, numpy takes for a pickle, and offers to load it unsafely
+    with path.open("rb") as stream:  # numpy takes anything else for a pickle, and suggests loading it unsafely
         start = stream.read(6)
     if not start.startswith((b"PK", b"\x93NUMPY")):
         raise UserError(f"{path}: not a readable npz file; give an archive of arrays, as np.savez writes it")

@@ -136,7 +136,7 @@ class Rows:
         return title
 
     def _image_root(self, cell: Any, spec: InputSpec) -> Path | None:
-        """Where paths start from, as the first image tells: beside the list, or where those of the run do."""
+        """Where paths start from, as the first image shows: beside the list, or where those of the run do."""
         for root in (self.path.parent, spec.image_root):
             if root is not None and image_path(cell, root).exists():
                 return root
@@ -163,7 +163,7 @@ class Rows:
         """(id, line, content) of each row; of votes on one example, of the first that has some."""
         votes = are_votes({*self.titles, "label"})  # which is not needed here
         seen: dict[str, tuple[int, int]] = {}  # name -> line and digest of the first
-        blank: dict[str, int] = {}  # name -> line of the first, where no row has told the content yet
+        blank: dict[str, int] = {}  # name -> line of the first, where no row has had the content yet
         for number, (line, row) in enumerate(self):
             name, value = self._row_id(number, line, row), content(line, row)
             if votes and (value is None or (isinstance(value, str) and not value.strip())):
@@ -192,10 +192,10 @@ class Rows:
 
 
 def _digest(value: Any) -> int:
-    """Tells what two rows hold apart, in little memory."""
+    """Differs where the content of two rows differs, in little memory."""
     if not isinstance(value, tuple):
         return hash(str(value).strip())
-    with np.errstate(over="ignore"):  # told of later
+    with np.errstate(over="ignore"):  # reported later
         return hash((np.array(value, dtype=np.float32) + 0).tobytes())  # -0 is 0
 
 
@@ -221,7 +221,7 @@ class RowFormat(Format):
 
     def read_inputs(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Inputs:
         table = with_truth(self.table(path, settings, inputs_alone=True)[0])
-        own_ids(table)  # an id that is there twice is told of before images are decoded
+        own_ids(table)  # a repeated id is reported before images are decoded
         x, bad = table_inputs(table, settings, progress)
         if bad:
             good = [row for row in range(table.n) if row not in bad]
