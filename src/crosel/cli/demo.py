@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PRESET = "demo/digits"
 RULE = "uniform:q=0.3"
-MARK = "crosel-demo"  # a folder with this file is a demo's, and may be made anew
+MARK = "crosel-demo"  # a folder with this file is a demo's, and may be cleared
 
 
 def demo(
@@ -45,7 +45,7 @@ def demo(
 
 
 def _clear(out: Path) -> None:
-    """Make room for a new demo in an empty folder or in an old demo's; touch nothing else."""
+    """Clear the folder of an old demo; refuse any other folder that is not empty."""
     old = list(out.iterdir())
     if old and out / MARK not in old:
         raise UserError(f"{out} exists and is not the folder of a demo; choose another --out")
@@ -70,8 +70,7 @@ def _train_and_compare(out: Path, device: torch.device) -> None:
         "each, other labels. CC, which treats all candidates alike, trains in the background. This is CroSel:\n"
     )
     started = time.perf_counter()
-    # A run for each core: batches this small gain little from a second one, and the result does not depend on how
-    # many there are.
+    # One core for each run: batches this small gain little from a second one, and the result is the same.
     torch.set_num_threads(1)
     with _in_background("cc", out / "cc", device) as cc:
         values = {"source": "digits", "candidates": RULE, "method": {"name": "crosel"}}
@@ -97,7 +96,7 @@ def _train_and_compare(out: Path, device: torch.device) -> None:
 
 @contextmanager
 def _in_background(method: str, out: Path, device: torch.device) -> Iterator[subprocess.Popen[str]]:
-    """Train by another method in a process of its own; it ends with the block, whatever happens there, or with us."""
+    """Train with another method in a child process, which ends with the block or with us."""
     command = ["train", "digits", "--preset", PRESET, "--candidates", RULE, "--method", method]
     process = subprocess.Popen(
         child_command(os.getpid(), *command, "--device", str(device), "--out", str(out)),

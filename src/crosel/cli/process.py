@@ -1,4 +1,4 @@
-"""The process around a command: what was typed, streams, signals, threads, and exit codes."""
+"""The process around a command: arguments, streams, signals, threads and exit codes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Without stdout or stderr (`>&-`, some services), what is said goes nowhere, and no file gets their numbers."""
+    """Replace streams that are closed (`>&-`, some services), so that no file gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
@@ -82,12 +82,12 @@ def _open_closed_streams() -> None:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Python must not try to flush again what could not be written, or its exit code would be another."""
+    """Keep Python from flushing at exit what could not be written: that would change the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _hint(error: Any) -> str:
-    """Where to look after a wrong option or argument: the help of the very command."""
+    """Where to look after a wrong option or argument: the help of that command."""
     context = error.ctx  # None where an option lacks its value, or is given one that it does not take
     hint = f"{context.command_path if context else 'crosel'} --help shows what there is"
     if context and hasattr(error, "option_name") and any(option.name == "set_" for option in context.command.params):
@@ -97,8 +97,8 @@ def _hint(error: Any) -> str:
 
 
 def _arguments() -> list[str]:
-    """What was typed. A shell leaves ~ after an equals sign as it is; here it becomes the home folder. Nothing at all,
-    in place of a variable that is not set, is refused: as a path, it would mean the folder we are in."""
+    """The arguments, with ~ expanded after an equals sign, which shells do not do. An empty argument, as an unset variable
+    leaves it, is refused: as a path it would mean the working folder."""
     given = sys.argv[1:]
     for before, argument in zip(["crosel", *given], given, strict=False):
         if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
@@ -113,8 +113,8 @@ class _Stopped(KeyboardInterrupt):
 
 
 class _Stop:
-    """Ctrl-C and SIGTERM end a command. What is raised may be swallowed by a module that is being imported, so it is
-    also remembered, for a run that begins all the same (`crosel.runs.pipeline.stop_signals`)."""
+    """Ctrl-C and SIGTERM end a command. A module that is being imported may swallow the exception, so it is remembered as
+    well, for a run that begins nevertheless (`crosel.runs.pipeline.stop_signals`)."""
 
     asked = False
 
@@ -125,7 +125,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stopped_by_signals(stop: _Stop) -> Iterator[None]:
-    """A run under way has its own way of stopping. Ignored signals, as Ctrl-C behind a shell's &, stay so."""
+    """Until a run takes the signals over. Signals that are ignored, as Ctrl-C after a shell's &, stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,7 +139,7 @@ def _stopped_by_signals(stop: _Stop) -> Iterator[None]:
 
 
 def _let_waiting_threads_sleep() -> None:
-    # PyTorch's threads keep a core busy while they wait for each other. A second run on the same cores would then stand
-    # still for most of its time (docs/performance.md). Has to be said before torch is imported.
+    # PyTorch's threads keep a core busy while they wait for each other, and slow down another run on the same cores
+    # (docs/performance.md). OpenMP reads the variable when torch is imported.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"  # instead of 300,000

@@ -1,8 +1,8 @@
-"""Cells of the csv files we write: quoted where need be, and safe to open in a spreadsheet.
+"""Cells of the csv files we write: quoted where necessary, and safe to open in a spreadsheet.
 
-A spreadsheet runs a cell that begins with = + - @ (or a tab or line break before them) as a formula, and names of
-labels and files come from outside. Such cells get an apostrophe in front, which spreadsheets take for "this is text";
-numbers stay as they are. `unescape_formula` takes the apostrophe away again, and only that one.
+A spreadsheet runs a cell that begins with = + - @ (or a tab or line break) as a formula, and names of labels and files
+come from outside. Such cells get an apostrophe in front, which marks text in a spreadsheet; numbers stay as they are.
+`unescape_formula` removes that apostrophe, and only that one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-# Apostrophes that are there already count as well: without them, reading back could not tell whose they are.
+# Cells that begin with apostrophes of their own get one more, so that reading removes only ours.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _GUARDED = re.compile(r"'+[=+\-@\t\r\n]")
 _NAMES = re.compile(r"(?:[^\\|]|\\.)*", re.DOTALL)
 
 
 def escape_formula(cell: str) -> str:
-    """The cell as text that no spreadsheet runs."""
+    """The cell as text that a spreadsheet does not run."""
     return "'" + cell if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
 
 
@@ -28,7 +28,7 @@ def unescape_formula(cell: str) -> str:
 
 def csv_line(cells: Iterable[str]) -> bytes:
     """One row. Half characters (lone surrogates) have no UTF-8 and are written as \\udXXX."""
-    # Not csv.writer: with "\n" as line end it leaves a "\r" bare, which its own reader then takes for a line end.
+    # Not csv.writer: with "\n" as line end it does not quote "\r", which its own reader takes for a line end.
     safe = map(escape_formula, cells)
     quoted = ('"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"\r\n') else cell for cell in safe)
     return (",".join(quoted) + "\n").encode("utf-8", "backslashreplace")

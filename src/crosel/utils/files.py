@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new, never half of either."""
+"""Files and folders: atomic writes, locks, and errors of the disk in one line."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _REMEDIES = {
 
 @contextmanager
 def disk_errors(path: Path, elsewhere: str = "choose another place with --out") -> Iterator[None]:
-    """Turn whatever a disk says no to into one clear line about `path`, the file that is meant.
+    """Turn an OSError into one line about `path`, the file that the user knows.
 
-    `elsewhere` says what to do where nothing may be written.
+    `elsewhere` says what to do if nothing may be written there.
     """
     try:
         yield
@@ -48,9 +48,9 @@ def disk_errors(path: Path, elsewhere: str = "choose another place with --out") 
 
 
 def refuse_overwrite(out: Path, *sources: Path | str | None, rewrites: str = "") -> None:
-    """Refuse to write over what is read, and over a file that a run lives by, except that which `rewrites` names.
+    """Refuse to overwrite a source, or a file of a run other than `rewrites`.
 
-    Such a file need not be there yet: what stood under its name would be taken for the run's own.
+    The run's file need not exist yet: whatever has its name would be taken for the run's own.
     """
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
@@ -60,19 +60,19 @@ def refuse_overwrite(out: Path, *sources: Path | str | None, rewrites: str = "")
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether crosel has made it for a run: a config alone may be the user's."""
+    """Whether crosel made it for a run. A config alone may be the user's."""
     return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
 
 
 def claim(handle: int, taken: str) -> None:
-    """Claim an open file or folder for this process, until it is closed; UserError(taken) where another has it."""
+    """Lock an open file or folder until it is closed; UserError(taken) if another process has it."""
     if not lock(handle):
         raise UserError(taken)
 
 
 @contextmanager
 def claimed(folder: Path, taken: str) -> Iterator[None]:
-    """Claim a folder for the length of the block, or of the process, however it ends."""
+    """Lock a folder until the end of the block, or of the process, however it ends."""
     # Windows opens no folders: a file beside it stands for it.
     beside = folder.resolve().with_name(f".{folder.resolve().name}.lock") if WINDOWS else None
     with disk_errors(folder):
@@ -96,7 +96,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[None]:
-    """Make a folder for what is to be written into it. If nothing comes of it, all that was made for it goes again."""
+    """Make a folder with its parents, and remove again what of these is empty after the block."""
     with disk_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -106,14 +106,15 @@ def new_folder(path: Path) -> Iterator[None]:
         for folder in missing:
             with contextlib.suppress(OSError):  # only an empty folder can be removed
                 folder.rmdir()
-            if os.path.exists(path):  # and needs all that leads to it: of a/../run an a, too, empty as it is
+            if os.path.exists(path):  # and its path must stay valid: the empty a of a/../run
                 break
 
 
 def atomic_write(path: Path, content: bytes | str, durable: bool = True) -> None:
-    """Write a whole file: a temporary neighbour, flushed to the disk, then renamed over the target.
+    """Write a whole file, so that a crash leaves the old content or the new: a temporary file beside it is written,
+    flushed to the disk and renamed.
 
-    What can be made again at any time need not be `durable`: to wait for the disk would cost more than to make it.
+    A file that can be made again at any time need not be `durable`: waiting for the disk would cost more.
     """
     data = content.encode() if isinstance(content, str) else content
     atomic_write_with(path, lambda stream: stream.write(data), durable)
@@ -138,7 +139,7 @@ def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object], durable:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what a killed process was in the middle of writing, also in folders below. Only for the folder's owner."""
+    """Remove what a killed process was writing, also in folders below. Only for whoever has locked the folder."""
     with disk_errors(folder):
         for stray in list(folder.rglob(f"{TEMPORARY}*")):
             stray.unlink(missing_ok=True)

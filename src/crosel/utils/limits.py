@@ -1,4 +1,4 @@
-"""Bounds on what a file may ask for, and how its content is shown in an error."""
+"""Limits on what a file may ask for, and how its content is shown in an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_JSON = 1 << 30  # bytes in a JSON document, which is held as Python objects 
 
 
 def memory_limit() -> int:
-    """Bytes that data may take: CROSEL_MEMORY_GB, or four fifths of this machine's memory."""
+    """Bytes of memory that data may take: CROSEL_MEMORY_GB, or four fifths of this machine's memory."""
     given = os.environ.get("CROSEL_MEMORY_GB")
     if given:
         try:

@@ -1,4 +1,4 @@
-"""Taking out of a text what should be known to nobody else, before it is written down or shown."""
+"""Hide passwords, tokens and logins before a text is saved or shown."""
 
 from __future__ import annotations
 

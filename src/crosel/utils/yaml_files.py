@@ -1,4 +1,4 @@
-"""YAML that may come from a stranger: plain values, and whatever is wrong with it in one line."""
+"""YAML from files that need not be trusted: plain values only, errors in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_YAML = 1 << 20  # bytes in a file of settings
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Settings as they are written: aliases, with which a few lines can unfold without end, are refused."""
+    """Refuses aliases, with which a few lines can expand without end."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -26,13 +26,13 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 class _TextLoader(_PlainLoader):
-    """Every value is text, as it is written: no, 010 and 1.0 are names."""
+    """Every value stays text: no, 010 and 1.0 are names."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by yaml)
 
 
 def parse_yaml(text: str, as_text: bool = False) -> Any:
-    """Plain values from YAML that may come from a stranger; whatever is wrong with it is a YAMLError."""
+    """Plain values from YAML that need not be trusted; whatever is wrong with it is a YAMLError."""
     try:
         return yaml.load(text, Loader=_TextLoader if as_text else _PlainLoader)
     except RecursionError:
