@@ -97,8 +97,8 @@ def _hint(error: Any) -> str:
 
 
 def _arguments() -> list[str]:
-    """The arguments, with ~ expanded after an equals sign, which shells do not do. An empty argument, as an unset variable
-    leaves it, is refused: as a path it would mean the working folder."""
+    """The arguments, with ~ expanded after an equals sign, which shells do not do. An empty argument, which an unset
+    variable leaves, is refused: as a path it would mean the working folder."""
     given = sys.argv[1:]
     for before, argument in zip(["crosel", *given], given, strict=False):
         if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
@@ -113,8 +113,8 @@ class _Stopped(KeyboardInterrupt):
 
 
 class _Stop:
-    """Ctrl-C and SIGTERM end a command. A module that is being imported may swallow the exception, so it is remembered as
-    well, for a run that begins nevertheless (`crosel.runs.pipeline.stop_signals`)."""
+    """Ctrl-C and SIGTERM end a command. A module that is being imported may swallow the exception, so it is also
+    remembered, for a run that begins nevertheless (`crosel.runs.pipeline.stop_signals`)."""
 
     asked = False
 

@@ -3,7 +3,7 @@
     clf = CroSelClassifier(epochs=50).fit(X, candidates)
     clf.predict(X_new), clf.transduction_, clf.confidence_, clf.selected_, clf.flags_, clf.history_
 
-Training is the package's one loop; this file only brings inputs into its form and results into the user's.
+Training is the package's one loop. This file only converts inputs and results.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.verbose = verbose
 
     def __getattr__(self, name: str) -> Any:
-        if name == "partial_fit":  # scikit-learn asks by hasattr; people get the reason
+        if name == "partial_fit":  # for scikit-learn's hasattr; users see the reason
             raise AttributeError(
                 "partial_fit is not available: the methods use the whole training set after every epoch; "
                 "call fit with all data"
@@ -170,7 +170,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.selected_ = None if table.selected is None else table.selected == table.networks
         self.flags_ = np.array(table.flags)
         self._model = FittedModel.of(session, pixels, factory)
-        for line in table.remarks():  # last: who turns warnings into errors still has a classifier
+        for line in table.remarks():  # last, so that whoever turns warnings into errors still has a classifier
             warnings.warn(line, stacklevel=2)
         return self
 
@@ -183,7 +183,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         X = to_host(X)
         if not is_image_like(X):
             return self._features(X, reset=True), None
-        for stale in ("n_features_in_", "feature_names_in_"):  # of an earlier fit on features
+        for stale in ("n_features_in_", "feature_names_in_"):  # from an earlier fit on features
             if hasattr(self, stale):
                 delattr(self, stale)
         kind = pixel_kind(X)
@@ -224,7 +224,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return {**values, "name": self.method}
 
     def _seed(self) -> int:
-        """An int is the seed itself; anything else gives a fresh one with every fit."""
+        """An int is the seed itself; anything else gives a new seed for every fit."""
         state = self.random_state
         if isinstance(state, int | np.integer):
             return int(state)

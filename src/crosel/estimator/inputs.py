@@ -1,4 +1,4 @@
-"""What people pass to the estimators -> arrays of ours: inputs, candidate sets, labels of any hashable type."""
+"""From what users pass to the estimators to our arrays: inputs, candidate sets, labels of any hashable type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CandidateSets = tuple[NDArray[np.bool_], Array]  # bool [n, k], and the k labels
 
 
 def is_image_like(x: Any) -> bool:
-    """Whether x has three or four dimensions; everything else is for scikit-learn's validation of features."""
+    """Whether x has three or four dimensions. Everything else goes to scikit-learn's validation of features."""
     if hasattr(x, "shape"):
         return len(x.shape) in (3, 4)
     try:
@@ -42,12 +42,12 @@ def is_image_like(x: Any) -> bool:
 
 
 def to_host(x: Any) -> Any:
-    """Bring tensors into the host's memory; leave the rest as it is."""
+    """Turn tensors into arrays; leave everything else as it is."""
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x
 
 
 def pixel_kind(x: Any) -> str:
-    """Decide, once and in `fit`, what the numbers of images mean."""
+    """What the numbers of images mean; `fit` decides it once."""
     x = np.asarray(x)
     if x.dtype == bool or (np.issubdtype(x.dtype, np.floating) and bool((x <= 1).all())):
         return UNIT
@@ -55,7 +55,7 @@ def pixel_kind(x: Any) -> str:
 
 
 def to_uint8(images: Any, kind: str) -> Array:
-    """Images as uint8, by the meaning that `fit` found. A uint8 is 0..255 whatever `fit` saw."""
+    """Images as uint8, by the meaning that `fit` found. uint8 images stay as they are, whatever `fit` saw."""
     x: Array = np.asarray(images)
     if x.dtype == np.uint8:
         return x if x.flags.writeable else x.copy()  # torch warns of arrays it may not write to
@@ -78,8 +78,8 @@ def to_uint8(images: Any, kind: str) -> Array:
 def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     """Read a 0/1 matrix, a list of label collections, or plain labels (singleton sets).
 
-    `classes` names the columns of a matrix, or all labels there are; otherwise they come from the data: column
-    names of a data frame, 0 to k-1 for other matrices, the sorted labels that occur for the rest.
+    `classes` names the columns of a matrix, or all labels. Without it, the data decide: the column names of a data
+    frame, 0 to k-1 for other matrices, otherwise the sorted labels that occur.
     """
     known = None if classes is None else label_array(_check_classes(classes))
     if hasattr(given, "columns") and len(given.columns) > 1 and not _holds_words(given):  # pandas or polars
@@ -95,7 +95,7 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
 
 
 def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.bool_]:
-    """Whether each predicted label is the true one, or lies in the given candidate set."""
+    """Whether each predicted label is the true one, or is in the given candidate set."""
     rows = _rows(given)
     if len(rows) != len(predicted):
         raise UserError(f"X has {len(predicted)} examples, but y has {len(rows)}")
@@ -106,7 +106,7 @@ def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.b
         return matrix[np.arange(len(matrix)), class_indices(predicted, classes)]
     sets = [[truth] for truth in rows.tolist()] if isinstance(rows, np.ndarray) else rows
     known = classes.tolist()
-    if not any(label in known for row in sets for label in row):  # the first label that is known ends this
+    if not any(label in known for row in sets for label in row):  # ends at the first known label
         other = next((label for row in sets for label in row), None)
         warnings.warn(
             f"y: no label is a class ({other!r} is none; {known[0]!r} is one), so the score is 0", stacklevel=3
@@ -153,7 +153,7 @@ def _holds_words(frame: Any) -> bool:
 
 
 def _votes(frame: Any) -> list[list[Any]]:
-    """A frame with one column for each annotator -> what anyone chose; who did not vote left the cell empty."""
+    """A frame with a column for each annotator -> all labels that anyone chose. An empty cell is no vote."""
     rows: list[list[Any]] = []
     for row in np.asarray(frame.to_numpy()).tolist():
         said = [(name, vote) for name, vote in zip(frame.columns, row, strict=True) if not _is_missing(vote)]
@@ -186,7 +186,7 @@ def _ravel(array: Array) -> Array:
 
 
 def _warn_of_joined(labels: Sequence[Any]) -> None:
-    """A column of our csv files, handed over as it is, would make every set a class of its own."""
+    """A column of our csv files, passed as it is, would make each set a class of its own."""
     joined = next((label for label in labels if isinstance(label, str) and "|" in label), None)
     if joined is not None:
         warnings.warn(
@@ -305,7 +305,7 @@ def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateS
 
 
 def _in_order(labels: Iterable[Any]) -> list[Any]:
-    """Sorted; labels that cannot be compared go by type and text, which unlike a set's order is the same every time."""
+    """Sorted; labels that cannot be compared by type and text, which is the same order every time."""
     labels = list(labels)
     try:
         return sorted(labels)
@@ -325,7 +325,7 @@ def _check_classes(classes: Any) -> list[Any]:
 
 
 def label_array(labels: Sequence[Any]) -> Array:
-    """One-dimensional, of a numpy type where all labels are of one simple type, of objects otherwise."""
+    """A one-dimensional array: of a numpy type if all labels have one simple type, otherwise of objects."""
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {str, bool, int, float}:
         try:
@@ -338,7 +338,7 @@ def label_array(labels: Sequence[Any]) -> Array:
 
 def _object_array(labels: Sequence[Any]) -> Array:
     array = np.empty(len(labels), dtype=object)
-    for position, label in enumerate(labels):  # one by one: numpy would make a matrix of a list of tuples
+    for position, label in enumerate(labels):  # one by one: numpy would turn a list of tuples into a matrix
         array[position] = label
     return array
 

@@ -1,4 +1,4 @@
-"""A trained classifier without its training set: enough to predict with, to pickle and to save."""
+"""A trained classifier without its training set: what it takes to predict, to pickle and to save."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMAT = 1
 
 @dataclass
 class FittedModel:
-    """Settings, shapes and weights. The networks themselves are built from them when they are first needed."""
+    """Settings, shapes and weights. The networks are built from them when they are first needed."""
 
     config: dict[str, Any]
     classes: int
@@ -49,8 +49,8 @@ class FittedModel:
     def of(cls, session: Session, pixels: str | None, network: UserFactory | None) -> FittedModel:
         """Keep what prediction needs of a trained session.
 
-        Tables with a row for each training example have another size in a method built for one example; that is
-        how they are told from weights, and left out.
+        Tables with a row for each training example are left out: they are the tensors that have another shape in a
+        method built for one example.
         """
         config = session.config.model_dump(mode="json")
         model = cls(config, len(session.data.classes), session.data.shape, pixels, b"", network)
@@ -75,7 +75,7 @@ class FittedModel:
         return result
 
     def module(self) -> nn.Module:
-        """Networks and normalisation as one module of its own, on the CPU."""
+        """Networks and normalisation as one module, on the CPU."""
         session = self._build(torch.device("cpu"))
         self._fill(session)
         module = Predictor(session.normalise, session.method).eval().requires_grad_(False)
@@ -92,7 +92,7 @@ class FittedModel:
             blank, names, np.ones((1, self.classes), bool), mean=(0.0,) * channels, std=(1.0,) * channels
         )  # fmt: skip
         config = check_config(self.config, removed="ignore")
-        # Code that a name in the config stands for was named in this program: `load` refuses a file that names any.
+        # Whoever wrote this program also named the code; `load` refuses a file that names any.
         network = user_network(self.network, self.classes, self.shape)
         return build_session(config, data, device, network, trust_code=True)
 
@@ -119,7 +119,7 @@ class Predictor(nn.Module):
         self.normalise, self.method = normalise, method
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.normalise.mean.ndim == 3 and x.dtype != torch.uint8:  # floats may be on either of two scales
+        if self.normalise.mean.ndim == 3 and x.dtype != torch.uint8:  # floats could be on either of two scales
             raise TypeError(f"expected images as bytes, uint8 [n, channels, height, width], got {x.dtype}")
         return self.method.combine(self.method.outputs(self.normalise(x)).float())
 
@@ -154,7 +154,7 @@ def write_model(path: Path, model: FittedModel, arrays: dict[str, NDArray[Any]],
 
 
 def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read what `write_model` wrote. No code is imported: a network of the user's own has to be passed in."""
+    """Read what `write_model` wrote. No code is imported: the user passes a network of their own."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -212,7 +212,7 @@ class History(list[Row]):
         return ax
 
     def plot_selection(self, ax: Any = None) -> Any:
-        """Draw the share of selected examples, and everything that tells how good the labels are."""
+        """Draw the share of selected examples, and the metrics that tell how good the labels are."""
         wanted = ("selection_ratio", "oracle_selection_accuracy", "covering_rate", "approximated_accuracy")
         return self.plot([name for name in wanted if name in self.columns], ax)
 
