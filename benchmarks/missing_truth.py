@@ -96,7 +96,7 @@ def run(job: Job) -> dict[str, Any]:
     import torch
 
     from crosel.config import build_config
-    from crosel.runs.labels import label_table
+    from crosel.runs.result import Result
     from crosel.training.build import build_session, resolve
     from crosel.training.trainer import fit
 
@@ -112,15 +112,16 @@ def run(job: Job) -> dict[str, Any]:
     rows = fit(session, (watcher,))
     out = job._asdict() | {"accuracy": rows[-1]["test_accuracy"], "examples": data.n, "missing": int(missing.sum())}
     for threshold in THRESHOLDS:
-        table = label_table(session, outside_gamma=threshold)
-        flagged = table.outside_labels >= 0
-        final = np.where(flagged, table.outside_labels, table.labels)
+        result = Result.of(session, outside_gamma=threshold)
+        assert result.outside_labels is not None
+        flagged = result.outside_labels >= 0
+        final = np.where(flagged, result.outside_labels, result.labels)
         out[f"at_{threshold:g}"] = {
             "flagged": int(flagged.sum()), "missing": int((flagged & missing).sum()),
-            "label_right": int((table.outside_labels == data.y)[flagged].sum()),
+            "label_right": int((result.outside_labels == data.y)[flagged].sum()),
             "labels_right": float((final == data.y).mean()),
         }  # fmt: skip
-    out |= {"prediction_right": float((table.probabilities.argmax(axis=1) == data.y).mean())}
+    out |= {"prediction_right": float((result.probabilities.argmax(axis=1) == data.y).mean())}
     out |= {name: [round(row[name], 4) for row in rows] for name in CURVES if name in rows[-1]}
     return out | {
         "flags": watcher.counts, "lambda_d": rows[-1]["lambda_d"], "seconds": round(time.perf_counter() - started, 1),

@@ -23,7 +23,7 @@ from crosel.data import Dataset, DataSettings, load
 from crosel.data.dataset import hold_out
 from crosel.data.text import json_objects
 from crosel.errors import UserError
-from crosel.runs.labels import label_table
+from crosel.runs.result import Result
 from crosel.training import metrics
 from crosel.training.build import build_session, resolve
 from crosel.training.trainer import fit, predicted_probabilities
@@ -54,7 +54,7 @@ def run(trial: dict[str, Any], folder: Path) -> dict[str, Any]:
     assert data.y_test is not None
     p = predicted_probabilities(session, data.x_test).float()
     candidates = torch.from_numpy(sets)
-    labels = label_table(session).labels
+    labels = Result.of(session).labels
     out = {
         "accuracy": float((p.argmax(1).numpy() == data.y_test).mean()),
         "covering_rate": float(metrics.covering_rate(p, candidates)),

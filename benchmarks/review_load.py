@@ -31,26 +31,29 @@ TOKEN = "load"
 
 
 def examples(n: int, k: int) -> Any:
-    from crosel.review.examples import Examples
+    from crosel.review.cards import Cards
     from crosel.runs.labels import FLAGS
-    from crosel.runs.outcome import SavedSelection
+    from crosel.runs.result import NetworkLabels, Result, TrainingSet
 
     draw = np.random.default_rng(0)
     p = draw.dirichlet(np.full(k, 0.2), n).astype(np.float16)
     sets = draw.random((n, k)) < 0.3
     labels = p.argmax(axis=1)
     sets[np.arange(n), labels] = True
-    return Examples(
-        "load", "made-up examples", [f"train/{i:06d}.png" for i in range(n)], tuple(f"class {j}" for j in range(k)),
-        sets, labels, p.max(axis=1).astype(np.float32), ["both"] * n,
-        draw.choice(len(FLAGS), n, p=[0.7, 0.05, 0.15, 0.1]).astype(np.int8), "load",
-        x=draw.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), probabilities=p,
-        selection=SavedSelection(
-            np.stack([labels, labels]).astype(np.int32), draw.random((2, n)).astype(np.float32),
-            draw.random((2, n)) < 0.8, draw.integers(0, 40, (2, n)).astype(np.int32),
-            draw.integers(0, k, (2, 3, n)).astype(np.int32), draw.random((2, 3, n)).astype(np.float32),
-        ),
+    about = TrainingSet(
+        tuple(f"class {j}" for j in range(k)), sets, (3, 32, 32), "load",
+        given_ids=[f"train/{i:06d}.png" for i in range(n)],
     )  # fmt: skip
+    flags = draw.choice(len(FLAGS), n, p=[0.7, 0.05, 0.15, 0.1]).astype(np.int8)
+    x = draw.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8)
+    networks = NetworkLabels(
+        np.stack([labels, labels]).astype(np.int32), draw.random((2, n)).astype(np.float32),
+        draw.random((2, n)) < 0.8, draw.integers(0, 40, (2, n)).astype(np.int32),
+        draw.integers(0, k, (2, 3, n)).astype(np.int32), draw.random((2, 3, n)).astype(np.float32),
+    )  # fmt: skip
+    confidence = p.max(axis=1).astype(np.float32)
+    result = Result(about, labels, confidence, flags, np.full(n, 2), networks, probabilities=p)
+    return Cards(result, x, "load", "made-up examples")
 
 
 def serve(run: Path | None, n: int, k: int, log: Path, ready: Any) -> None:
@@ -59,12 +62,12 @@ def serve(run: Path | None, n: int, k: int, log: Path, ready: Any) -> None:
     import uvicorn
 
     from crosel.review.app import build_app
-    from crosel.review.load import load_examples
+    from crosel.review.load import load_cards
     from crosel.review.serve import listen
 
     listener = listen(0)
     began = time.perf_counter()
-    found = examples(n, k) if run is None else load_examples(run)
+    found = examples(n, k) if run is None else load_cards(run)
     app = build_app(found, log, TOKEN)
     seconds = time.perf_counter() - began
     ready.send((listener.getsockname()[1], found.n, len(found.classes), round(seconds, 2)))

@@ -27,8 +27,8 @@ STAGES = {
         ("methods/bank.py", "selected or not"),
     ],
     "Write, at the end": [
-        ("runs/outcome.py", "label, confidence"),
-        ("runs/labels.py", "flag, labels.csv"),
+        ("runs/result.py", "label, flag"),
+        ("runs/labels.py", "labels.csv"),
     ],
 }
 LOOPS = (("every epoch", 7, 13, 7, 30), ("every step", 8, 12, 4, 8))  # first and last hop; space beside and above

@@ -29,7 +29,7 @@ from crosel.bench.tables.render import csv_text
 from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.runs.folder import RunFolder
-from crosel.runs.outcome import read_archive
+from crosel.runs.result import load_arrays
 from crosel.training import checkpoint
 from crosel.utils.csv_cells import unescape_formula
 from crosel.utils.redact import without_secrets
@@ -209,8 +209,8 @@ def test_objects_in_a_run_folder_are_never_unpickled(tiny_run: TinyRun, tmp_path
             names = archive.files
         np.savez(run / name, **{name: np.array([Payload()], dtype=object) for name in names})
     with pytest.raises(UserError, match=r"candidates\.npz: cannot be read \(Object arrays cannot be loaded"):
-        RunFolder(run).read_candidates()
-    assert read_archive(run / "selection.npz") == read_archive(run / "predictions.npz") == {}
+        RunFolder(run).training_set()
+    assert load_arrays(run / "selection.npz") == load_arrays(run / "predictions.npz") == {}
     assert not (tmp_path / "ran").exists()
 
 

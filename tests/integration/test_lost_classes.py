@@ -17,7 +17,7 @@ from _support import CroselCli, small_arrays
 from torch import Tensor, nn
 
 from crosel import PartialLabelClassifier
-from crosel.runs.labels import remarks_on_classes
+from crosel.runs.result import rarely_predicted_warning
 
 LINE = re.compile(r"^hardly predicted: .*$", re.MULTILINE)
 # A network that learns all classes but 3, which nothing can bring back.
@@ -150,7 +150,7 @@ def test_the_classifier_warns_once_and_is_fitted() -> None:
 
 def test_the_docs_have_the_section_that_the_line_names() -> None:
     sets = np.ones((100, 2), dtype=bool)
-    (line,) = remarks_on_classes(np.array([100, 0]), sets, ["cat", "dog"])
+    (line,) = rarely_predicted_warning(np.array([100, 0]), sets, ["cat", "dog"])
     named = line.rpartition("(docs: ")[2].removesuffix(")")
     page = Path(__file__).parents[2] / "docs" / "how-it-works.md"
     assert named in re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)

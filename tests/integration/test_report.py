@@ -25,9 +25,8 @@ from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
 from crosel.report import write_report
-from crosel.report.axes import epoch_ticks, number, ticks
-from crosel.report.curves import Chart, Series, line_figure
-from crosel.report.pictures import png, thumbnail
+from crosel.report.charts import Chart, Series, epoch_ticks, line_figure, number, ticks
+from crosel.report.html import png, thumbnail
 from crosel.runs.environment import hardware
 from crosel.runs.folder import RunFolder
 from crosel.runs.pipeline import train_run

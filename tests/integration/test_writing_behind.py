@@ -17,7 +17,7 @@ from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics
 from _support import CroselCli, TinyRun
 
 from crosel.errors import Diverged, UserError
-from crosel.runs import folder as run
+from crosel.runs import recorder
 from crosel.runs.pipeline import StopFlag
 from crosel.training import checkpoint
 from crosel.training import trainer as train
@@ -29,7 +29,7 @@ STEPS = 6  # of an epoch of the tiny run
 
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "writes_behind", lambda device: True)
+    monkeypatch.setattr(recorder, "writes_behind", lambda device: True)
 
 
 class Gate:
@@ -96,14 +96,14 @@ def test_training_goes_on_meanwhile(
     tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, behind: None, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first checkpoint is held until the second epoch has ended; the run is what it would have been anyway."""
-    on_epoch, seen = run.RunFolder.on_epoch, []
+    on_epoch, seen = recorder.Recorder.on_epoch, []
 
-    def looking(self: run.RunFolder, session: Any, row: Row) -> None:
+    def looking(self: recorder.Recorder, session: Any, row: Row) -> None:
         on_epoch(self, session, row)
         seen.append((row["epoch"], gate.written))
         gate.open.set()
 
-    monkeypatch.setattr(run.RunFolder, "on_epoch", looking)
+    monkeypatch.setattr(recorder.Recorder, "on_epoch", looking)
     result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
     assert result.code == 0, result.err
     assert seen[0] == (1, 0)
@@ -174,14 +174,14 @@ def chosen_moments() -> Iterator[Any]:
             "crosel.training.checkpoint:prune", number, "before", 0.0, id=f"before old ones go, {number}"
         )
         yield pytest.param(
-            "crosel.runs.folder:RunFolder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics"
+            "crosel.runs.recorder:Recorder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics"
         )
     yield pytest.param("crosel.training.step:TrainStep.__call__", 15, "before", 0.2, id="in a step")
     yield pytest.param(
         "crosel.training.trainer:training_pass", 3, "after", 0.2, id="after a pass over the training set"
     )
-    for name in ("write_selection", "write_labels"):
-        yield pytest.param(f"crosel.runs.pipeline:{name}", 1, "after", 0.2, id=f"after {name}")
+    for name in ("NetworkLabels.save", "write_labels"):
+        yield pytest.param(f"crosel.runs.result:{name}", 1, "after", 0.2, id=f"after {name}")
     yield pytest.param("crosel.report:write_run_report", 1, "after", 0.2, id="after write_run_report")
     yield pytest.param("crosel.runs.folder:RunFolder.finish", 1, "before", 0.2, id="before the last wait")
 

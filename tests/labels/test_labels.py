@@ -24,32 +24,37 @@ from crosel.methods.cc import CC, CCSettings
 from crosel.runs.folder import load_run
 from crosel.runs.labels import (
     COLUMNS,
+    FLAGS,
     LabelRow,
     LabelStudio,
-    LabelTable,
-    flag_rows,
-    label_table,
+    label_rows,
     read_labels,
     write_labels,
     write_outside,
 )
+from crosel.runs.result import Result, TrainingSet, flag_rows
 
 CLASSES = ("=cmd()", "-1", "chien|chat", 'ジ,"q"', "new\nline")  # one of each kind of trouble
 IDS = ("@a", "+b.png", "c\rd", "é", "4")
 
 
-def make_table(
+def make_result(
     classes: tuple[str, ...] = CLASSES, ids: tuple[str, ...] | None = IDS, selects: bool = True, features: bool = False
-) -> LabelTable:
+) -> Result:
     sets = np.eye(5, dtype=bool) | np.roll(np.eye(5, dtype=bool), 1, axis=1)
     x = np.zeros((5, 2), np.float32) if features else np.zeros((5, 2, 2), np.uint8)
     data = make_dataset(x, sets, classes=classes, ids=ids)
     p = np.full((5, 5), 0.1, np.float32) + 0.5 * np.eye(5, dtype=np.float32)
-    return LabelTable(
-        data, np.arange(5), np.array([0.6, 0.5, 1.0, 0.25, 1e-7], np.float32), p,
-        np.array([2, 1, 0, 0, 2]) if selects else None, 2, ["", "", "outside", "unsure", "disputed"],
-        np.array([-1, -1, 0, -1, -1]),
+    flags = [FLAGS.index(flag) for flag in ("", "", "outside", "unsure", "disputed")]
+    return Result(
+        TrainingSet.of(data), np.arange(5), np.array([0.6, 0.5, 1.0, 0.25, 1e-7], np.float32),
+        np.array(flags, np.int8), np.array([2, 1, 0, 0, 2]) if selects else None, probabilities=p,
+        outside_labels=np.array([-1, -1, 0, -1, -1]),
     )  # fmt: skip
+
+
+def named(flags: np.ndarray) -> list[str]:
+    return [FLAGS[flag] for flag in flags]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -73,19 +78,19 @@ def test_every_flag_and_its_precedence():
     guesses = np.array([[0, 2, 2, 2, 0, 0, 0], [0, 1, 2, 1, 1, 0, 0]])
     flags, outside = flag_rows(chosen(labels, stable, selected), sets, guesses, np.ones(7))
     # Row 1 is disputed by the newest guesses, too; that the set misses the truth is the graver matter.
-    assert flags == ["", "outside", "unsure", "disputed", "disputed", "unsure", "unsure"]
+    assert named(flags) == ["", "outside", "unsure", "disputed", "disputed", "unsure", "unsure"]
     assert outside.tolist() == [-1, 2, -1, -1, -1, -1, -1]
 
 
 def test_selected_by_one_network_is_not_unsure():
     sets = np.ones((1, 2), dtype=bool)
     said = chosen([[0], [0]], [[True], [False]], [[True], [False]])
-    assert flag_rows(said, sets, np.zeros((2, 1)), np.ones(1))[0] == [""]
+    assert named(flag_rows(said, sets, np.zeros((2, 1)), np.ones(1))[0]) == [""]
 
 
 def test_flags_of_methods_that_do_not_select():
     flags, outside = flag_rows(None, np.ones((3, 2), bool), np.array([[0, 0, 0]]), np.array([0.9, 0.49, 0.5]))
-    assert flags == ["", "unsure", ""]
+    assert named(flags) == ["", "unsure", ""]
     assert (outside == -1).all()
 
 
@@ -93,8 +98,8 @@ def test_flags_of_methods_that_do_not_select():
 
 
 def test_csv_holds_no_formula_and_reads_back(tmp_path):
-    table = make_table()
-    write_labels(table, tmp_path / "l.csv")
+    result = make_result()
+    write_labels(result, tmp_path / "l.csv")
     raw = (tmp_path / "l.csv").read_bytes()
     assert raw.startswith(",".join(COLUMNS).encode() + b"\n")
     with open(tmp_path / "l.csv", newline="", encoding="utf-8") as stream:
@@ -104,7 +109,7 @@ def test_csv_holds_no_formula_and_reads_back(tmp_path):
     assert "-1" in cells  # a number is no formula
     assert not [c for c in cells if c[:1] in ("=", "+", "-", "@", "\t", "\r") and c != "-1"]
     back = read_labels(tmp_path / "l.csv")
-    for ours, theirs in zip(table.rows(), back, strict=True):
+    for ours, theirs in zip(label_rows(result), back, strict=True):
         assert theirs._replace(confidence=0, outside_label=None) == ours._replace(confidence=0, outside_label=None)
         assert theirs.confidence == pytest.approx(ours.confidence, abs=5e-7)
 
@@ -116,16 +121,16 @@ names = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 @given(st.lists(names, min_size=5, max_size=5, unique=True), st.lists(names, min_size=5, max_size=5))
 def test_any_names_go_through_csv_and_jsonl(tmp_path_factory, classes, ids):
     folder = tmp_path_factory.mktemp("any")
-    table = make_table(tuple(classes), tuple(ids))
-    write_labels(table, folder / "l.csv")
-    write_labels(table, folder / "l.jsonl")
-    ours = [(row.id, row.label, row.candidates) for row in table.rows()]
+    result = make_result(tuple(classes), tuple(ids))
+    write_labels(result, folder / "l.csv")
+    write_labels(result, folder / "l.jsonl")
+    ours = [(row.id, row.label, row.candidates) for row in label_rows(result)]
     assert [(row.id, row.label, row.candidates) for row in read_labels(folder / "l.csv")] == ours
     assert [(row["id"], row["label"], row["candidates"]) for row in json_lines(folder / "l.jsonl")] == ours
 
 
 def test_jsonl_says_what_the_set_misses(tmp_path):
-    write_labels(make_table(), tmp_path / "l.jsonl")
+    write_labels(make_result(), tmp_path / "l.jsonl")
     rows = json_lines(tmp_path / "l.jsonl")
     assert all(list(row) == [*COLUMNS, "outside_label"] for row in rows)
     assert [row["outside_label"] for row in rows] == [None, None, "=cmd()", None, None]
@@ -136,15 +141,15 @@ def test_jsonl_says_what_the_set_misses(tmp_path):
 
 
 def test_half_characters_stop_no_format(tmp_path):
-    table = make_table(("a\ud800", "b", "c", "d", "e"), ids=None)
+    result = make_result(("a\ud800", "b", "c", "d", "e"), ids=None)
     for ending in (".csv", ".jsonl", ".npz", ".json"):
-        write_labels(table, tmp_path / f"l{ending}")
+        write_labels(result, tmp_path / f"l{ending}")
     assert json_lines(tmp_path / "l.jsonl")[0]["label"] == "a\ud800"
     assert (tmp_path / "l.csv").read_text(encoding="utf-8").splitlines()[1].startswith("0,a\\ud800,")
 
 
 def test_npz_is_what_cleanlab_takes(tmp_path):
-    write_labels(make_table(), tmp_path / "l.npz")
+    write_labels(make_result(), tmp_path / "l.npz")
     with np.load(tmp_path / "l.npz", allow_pickle=False) as saved:
         arrays = {name: saved[name] for name in saved.files}
     labels, p = arrays["labels"], arrays["pred_probs"]
@@ -157,13 +162,13 @@ def test_npz_is_what_cleanlab_takes(tmp_path):
     assert tuple(arrays["classes"]) == CLASSES
     assert tuple(arrays["ids"]) == IDS
     assert arrays["candidates"].dtype == bool
-    write_labels(make_table(selects=False), tmp_path / "cc.npz")
+    write_labels(make_result(selects=False), tmp_path / "cc.npz")
     with np.load(tmp_path / "cc.npz") as saved:
         assert "selected" not in saved.files
 
 
 def test_label_studio_predictions(tmp_path):
-    write_labels(make_table(), tmp_path / "l.json")
+    write_labels(make_result(), tmp_path / "l.json")
     tasks = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
     assert len(tasks) == 5
     assert tasks[3] == {
@@ -176,7 +181,7 @@ def test_label_studio_predictions(tmp_path):
         }],
     }  # fmt: skip
     names = LabelStudio(from_name="breed", to_name="photo", data_key="url")
-    write_labels(make_table(), tmp_path / "n.json", names)
+    write_labels(make_result(), tmp_path / "n.json", names)
     task = json.loads((tmp_path / "n.json").read_text(encoding="utf-8"))[0]
     assert task["data"] == {"url": "@a"}
     assert task["predictions"][0]["result"][0]["from_name"] == "breed"
@@ -189,15 +194,15 @@ def test_label_studio_is_given_no_images_where_there_are_none(tmp_path, caplog):
     with pytest.raises(
         UserError, match=r"l\.json: the run has rows of features, not images; name the field .*--data-key"
     ):
-        write_labels(make_table(features=True), out)
+        write_labels(make_result(features=True), out)
     assert not out.exists()
-    write_labels(make_table(features=True), out, LabelStudio(data_key="row"))
+    write_labels(make_result(features=True), out, LabelStudio(data_key="row"))
     assert json.loads(out.read_text(encoding="utf-8"))[0]["data"] == {"row": "@a"}
-    for table in (make_table(features=True, ids=ids), make_table(ids=ids)):
-        write_labels(table, out)
+    for result in (make_result(features=True, ids=ids), make_result(ids=ids)):
+        write_labels(result, out)
         assert json.loads(out.read_text(encoding="utf-8"))[0]["data"] == {"image": "a.png"}
     assert caplog.messages == []
-    write_labels(make_table(ids=None), out)
+    write_labels(make_result(ids=None), out)
     said = (
         f"{out}: Label Studio will look for images named '0' and so on; to keep the tasks of a project, with their ids"
     )
@@ -209,8 +214,8 @@ def test_label_studio_tasks_are_carried_over(tmp_path):
     export = [{"id": 9, "data": {"x": 1}}, *({"id": i, "data": {"image": f"{i}.png", "z": [i]}} for i in (4, 3, 2, 1))]
     export.append({"data": {"image": "six"}})
     (tmp_path / "export.json").write_text(json.dumps(export))
-    table = make_table(ids=("1", "2", "3", "4", "6"))
-    write_labels(table, tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
+    result = make_result(ids=("1", "2", "3", "4", "6"))
+    write_labels(result, tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
     tasks = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
     assert [task.get("id") for task in tasks] == [1, 2, 3, 4, None]
     assert [task["data"] for task in tasks[3:]] == [{"image": "4.png", "z": [4]}, {"image": "six"}]
@@ -230,7 +235,7 @@ def test_a_wrong_export_is_one_clear_line_and_leaves_no_file(tmp_path, content, 
     if content is not None:
         (tmp_path / "export.json").write_bytes(content)
     with pytest.raises(UserError, match=said) as caught:
-        write_labels(make_table(), tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
+        write_labels(make_result(), tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
     assert "export.json" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "l.json").exists()
@@ -238,7 +243,7 @@ def test_a_wrong_export_is_one_clear_line_and_leaves_no_file(tmp_path, content, 
 
 def test_other_endings_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"\.csv, \.jsonl or \.npz"):
-        write_labels(make_table(), tmp_path / "l.xlsx")
+        write_labels(make_result(), tmp_path / "l.xlsx")
     assert not list(tmp_path.iterdir())
 
 
@@ -267,7 +272,7 @@ def test_a_csv_that_is_not_ours_is_one_clear_line(tmp_path, content, said):
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "npz"])
 def test_labels_given_as_a_source_are_one_clear_line(tmp_path, ending):
     path = tmp_path / f"labels.{ending}"
-    write_labels(make_table(), path)
+    write_labels(make_result(), path)
     with pytest.raises(
         UserError, match=r"labels that crosel wrote.*give the source that the run was trained on"
     ) as told:
@@ -278,8 +283,8 @@ def test_labels_given_as_a_source_are_one_clear_line(tmp_path, ending):
 def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     session = load_run(tiny_run.path, torch.device("cpu"))
     assert (session.progress.epoch, [row["epoch"] for row in session.progress.rows]) == (4, [1, 2, 3, 4])
-    table = label_table(session)
-    sets, rows = small_arrays()["candidates"], list(table.rows())
+    result = Result.of(session)
+    sets, rows = small_arrays()["candidates"], list(label_rows(result))
     assert all(isinstance(row, LabelRow) and row.label in row.candidates for row in rows)
     said = session.method.training_labels()
     outside = [row.flag == "outside" for row in rows]
@@ -293,20 +298,20 @@ def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert read_labels(tiny_run.path / "labels.csv")[0].id == "0"
     # What is asked of `outside` can be changed without training: nothing is flagged at 1.
     assert any(outside), "the tiny run should flag something, or this tests too little"
-    lowest = label_table(session, outside_gamma=0.0)
-    assert lowest.flags.count("outside") >= sum(outside)
-    np.testing.assert_array_equal(lowest.labels, table.labels)
-    assert label_table(session).flags == table.flags, "the run's own threshold must be back"
+    lowest = Result.of(session, outside_gamma=0.0)
+    assert lowest.flag_names().count("outside") >= sum(outside)
+    np.testing.assert_array_equal(lowest.labels, result.labels)
+    assert Result.of(session).flag_names() == result.flag_names(), "the run's own threshold must be back"
 
 
 @pytest.mark.parametrize("selects", [True, False])
 def test_the_doubtful_first(tmp_path: Path, selects: bool) -> None:
     """The same rows, the least confident on top; every column and the arrays go along."""
-    table = make_table(selects=selects)
-    ranked = table.doubtful_first()
-    rows = list(ranked.rows())
+    result = make_result(selects=selects)
+    ranked = result.least_confident_first()
+    rows = list(label_rows(ranked))
     assert [row.id for row in rows] == ["4", "é", "+b.png", "@a", "c\rd"]
-    assert sorted(rows) == sorted(table.rows())
+    assert sorted(rows) == sorted(label_rows(result))
     write_labels(ranked, tmp_path / "l.npz")
     saved = np.load(tmp_path / "l.npz")
     assert saved["labels"].tolist() == [4, 3, 1, 0, 2]
@@ -331,8 +336,10 @@ def test_the_doubtful_first_by_the_command_line(tiny_run: TinyRun, tmp_path: Pat
 def test_counts_of_labels_are_easy_to_read(
     tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = replace(make_table(), flags=[""] * 1500 + ["outside"] * 1273 + ["unsure"] * 2)
-    for name, made in (("label_table", table), ("write_labels", None), ("write_outside", 1273)):
+    codes = [FLAGS.index("")] * 1500 + [FLAGS.index("outside")] * 1273 + [FLAGS.index("unsure")] * 2
+    many = replace(make_result(), labels=np.zeros(2775, int), flags=np.array(codes, np.int8))
+    monkeypatch.setattr(Result, "of", lambda *_: many)
+    for name, made in (("write_labels", None), ("write_outside", 1273)):
         monkeypatch.setattr(f"crosel.runs.labels.{name}", lambda *_, made=made: made)
     command = ("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))
     assert crosel_cli(*command).out.startswith("2,775 labels (1,500 clear, 1,273 outside, 2 unsure): ")
@@ -352,16 +359,16 @@ def test_labels_of_a_run_under_way_are_told_to_be_so(tiny_run: TinyRun, tmp_path
 
 
 def test_what_sets_miss_is_not_said_to_be_nothing_where_it_is_not_known(tmp_path: Path) -> None:
-    assert write_outside(make_table(), tmp_path / "found.csv") == 1
+    assert write_outside(make_result(), tmp_path / "found.csv") == 1
     with pytest.raises(UserError, match="keeps no history, so no label outside a set is known"):
-        write_outside(make_table(selects=False), tmp_path / "none.csv")
+        write_outside(make_result(selects=False), tmp_path / "none.csv")
     assert not (tmp_path / "none.csv").exists()
 
 
 def test_outside_gamma_needs_a_history(tiny_run: TinyRun) -> None:
     session = load_run(tiny_run.path, torch.device("cpu"))
     with pytest.raises(UserError, match="between 0 and 1"):
-        label_table(session, outside_gamma=1.5)
+        Result.of(session, outside_gamma=1.5)
     session.method = CC(CCSettings(), session.method.problem, lambda: session.method.networks[0])
     with pytest.raises(UserError, match="keeps no history"):
-        label_table(session, outside_gamma=0.5)
+        Result.of(session, outside_gamma=0.5)

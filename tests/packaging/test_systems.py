@@ -49,6 +49,7 @@ for name in names:
 
 from crosel.cli.app import main
 from crosel.runs.folder import RunFolder
+from crosel.runs.recorder import Recorder
 from pathlib import Path
 
 run, *train = sys.argv[1:]
@@ -69,9 +70,9 @@ def stop(self, session, row):
     on_epoch(self, session, row)
     system.ask_to_stop()
 
-on_epoch, RunFolder.on_epoch = RunFolder.on_epoch, stop
+on_epoch, Recorder.on_epoch = Recorder.on_epoch, stop
 assert crosel("train", *train, "--out", run) == 130
-RunFolder.on_epoch = on_epoch
+Recorder.on_epoch = on_epoch
 assert crosel("train", *train, "--out", run, "--resume") == 0
 assert crosel("labels", run, "--out", "labels.csv") == 0
 """

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from crosel.runs.labels import NAMED, remarks_on_classes
+from crosel.runs.result import NAMED, rarely_predicted_warning
 from crosel.training.metrics import predictions_per_class, rarely_predicted
 
 
@@ -45,7 +45,7 @@ def test_at_most_three_are_named_and_all_are_counted(case: tuple[np.ndarray, np.
     p, sets = case
     predicted = predictions_per_class(p, sets)
     found = rarely_predicted(predicted, sets)
-    lines = remarks_on_classes(predicted, sets, [f"class {j}" for j in range(sets.shape[1])])
+    lines = rarely_predicted_warning(predicted, sets, [f"class {j}" for j in range(sets.shape[1])])
     assert len(lines) == bool(found)
     assume(found)
     line = lines[0]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from crosel.review.examples import Examples
+from crosel.review.cards import Cards
 
 # Forked from a process that has imported everything once; torch takes seconds.
 _context = multiprocessing.get_context("forkserver")
@@ -75,7 +75,7 @@ class Server:
 
 
 @contextmanager
-def served(examples: Examples, log: Path) -> Iterator[str]:
+def served(examples: Cards, log: Path) -> Iterator[str]:
     """The address of a page about these examples, for as long as the context lasts."""
     import uvicorn
 

@@ -27,9 +27,9 @@ from PIL import Image
 from crosel import UserError
 from crosel.review import load as load_module
 from crosel.review import serve_review
-from crosel.review.examples import KEYS, Examples, reduced
+from crosel.review.cards import KEYS, Cards, reduced
 from crosel.review.guard import MAX_BODY
-from crosel.review.load import load_examples
+from crosel.review.load import load_cards
 from crosel.review.search import STATES, Query, Sort
 from crosel.runs.labels import FLAGS
 
@@ -59,9 +59,9 @@ def stranger(tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def examples_of(client: TestClient) -> Examples:
-    examples: Examples = client.app.state.examples  # type: ignore[attr-defined]
-    return examples
+def cards_of(client: TestClient) -> Cards:
+    cards: Cards = client.app.state.cards  # type: ignore[attr-defined]
+    return cards
 
 
 # --- filters ------------------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def test_filters_agree_with_the_slow_way(query: Query, backwards: bool) -> None:
 
 
 def test_filters_over_http(client: TestClient) -> None:
-    examples = examples_of(client)
+    cards = cards_of(client)
     decisions = client.app.state.log.decisions  # type: ignore[attr-defined]
     asked = {"label": 3, "within": "candidates", "flag": "none", "low": 0.1, "high": 0.9, "text": "img", "sort": "most"}
     answer = client.get("/api/examples", params=asked).json()
     query = Query(3, "candidates", "", 0.1, 0.9, "img", "all", "most")
-    total, start, rows = slow_find(examples, query, decisions)
+    total, start, rows = slow_find(cards, query, decisions)
     assert (answer["total"], answer["start"], [e["row"] for e in answer["examples"]]) == (total, start, rows)
 
 
@@ -127,24 +127,24 @@ def test_bad_filters_are_refused(client: TestClient, bad: str) -> None:
 
 
 def test_cards_say_what_the_run_folder_says(client: TestClient) -> None:
-    examples = examples_of(client)
-    assert examples.probabilities is not None
+    cards = cards_of(client)
+    assert cards.result.probabilities is not None
     for card in client.get("/api/examples", params={"sort": "row", "limit": 60}).json()["examples"]:
         row = card["row"]
-        inside = set(np.flatnonzero(examples.sets[row]).tolist())
+        inside = set(np.flatnonzero(cards.examples.candidates[row]).tolist())
         shown = [c["label"] for c in card["candidates"]]
-        assert shown[0] == card["label"] == examples.labels[row]
+        assert shown[0] == card["label"] == cards.result.labels[row]
         assert set(shown) <= inside
         assert len(shown) + card["more"] == len(inside)
         assert [c["key"] for c in card["candidates"]] == list(KEYS[: len(shown)])
-        assert all(c["p"] == pytest.approx(float(examples.probabilities[row, c["label"]]), abs=1e-4)
+        assert all(c["p"] == pytest.approx(float(cards.result.probabilities[row, c["label"]]), abs=1e-4)
                    for c in card["candidates"])  # fmt: skip
-        top = int(examples.probabilities[row].argmax())
+        top = int(cards.result.probabilities[row].argmax())
         assert ("outside" in card) == (top not in inside)
-        said = examples.selection
+        said = cards.result.networks
         assert said is not None
         assert said.past_labels is not None
-        assert [n["selected"] for n in card["networks"]] == said.mask[:, row].tolist()
+        assert [n["selected"] for n in card["networks"]] == said.selected[:, row].tolist()
         assert [n["past"] for n in card["networks"]] == said.past_labels[:, :, row].tolist()
         order = client.get(f"/api/classes/{row}").json()
         assert sorted(o["label"] for o in order) == list(range(12))
@@ -156,7 +156,7 @@ def test_few_classes_have_keys_of_their_own() -> None:
     assert all(c["key"] == str(c["label"]) for row in range(20) for c in digits.card(row)["candidates"])
     animals = made_up(20, 3, classes=("cat", "dog", "cow"))
     assert all(c["key"] == "123"[c["label"]] for row in range(20) for c in animals.card(row)["candidates"])
-    many = made_up(5, 300, sets=np.ones((5, 300), bool), probabilities=None)
+    many = made_up(5, 300, candidates=np.ones((5, 300), bool), probabilities=None)
     card = many.card(0)
     assert (len(card["candidates"]), card["more"]) == (8, 292)
     assert [c["p"] is None for c in card["candidates"]] == [False] + [True] * 7  # only the run's own label's is known
@@ -165,8 +165,8 @@ def test_few_classes_have_keys_of_their_own() -> None:
 
 def test_features_instead_of_pictures(tmp_path: Path) -> None:
     columns = ("<b>length</b>", *map(str, range(9)))
-    examples = made_up(20, x=np.arange(200, dtype=np.float32).reshape(20, 10), columns=columns)
-    with TestClient(build_app(examples, tmp_path / "log", TOKEN), base_url=BASE) as client:
+    cards = made_up(20, x=np.arange(200, dtype=np.float32).reshape(20, 10), columns=columns)
+    with TestClient(build_app(cards, tmp_path / "log", TOKEN), base_url=BASE) as client:
         client.headers["x-crosel-token"] = TOKEN
         assert client.get("/api/run").json()["images"] is False
         assert client.get("/api/run").json()["columns"] == list(columns[:6])
@@ -181,7 +181,7 @@ def test_pictures_are_png_and_may_be_cached(client: TestClient) -> None:
     assert answer.headers["content-type"] == "image/png"
     assert "max-age" in answer.headers["cache-control"]
     pixels = np.asarray(Image.open(io.BytesIO(answer.content))).transpose(2, 0, 1)
-    x = examples_of(client).x
+    x = cards_of(client).x
     assert x is not None
     assert np.array_equal(pixels, x[7])
     assert client.get("/image/200.png").status_code == 404
@@ -199,17 +199,18 @@ def test_large_pictures_are_reduced(shape: tuple[int, ...]) -> None:
 
 
 def test_decisions_are_named_by_the_label_and_survive(client: TestClient, tmp_path: Path) -> None:
-    examples = examples_of(client)
-    row = int(np.flatnonzero((examples.sets.sum(axis=1) > 1) & (examples.sets.sum(axis=1) < 12))[0])
-    label = int(examples.labels[row])
-    other = next(int(j) for j in np.flatnonzero(examples.sets[row]) if j != label)
-    outside = int(np.flatnonzero(~examples.sets[row])[0])
+    cards = cards_of(client)
+    sizes = cards.examples.candidates.sum(axis=1)
+    row = int(np.flatnonzero((sizes > 1) & (sizes < 12))[0])
+    label = int(cards.result.labels[row])
+    other = next(int(j) for j in np.flatnonzero(cards.examples.candidates[row]) if j != label)
+    outside = int(np.flatnonzero(~cards.examples.candidates[row])[0])
     for value, name in ((label, "accept"), (other, "choose"), (outside, "outside"), (None, "skip")):
         answer = client.post("/api/decisions", json={"row": row, "label": value}).json()
         assert answer["decided"] == {"decision": name, "label": -1 if value is None else value}
         assert answer["progress"][name] == answer["progress"]["done"] == 1
         last = json.loads((tmp_path / "review.jsonl").read_text().splitlines()[-1])
-        assert (last["decision"], last["row"], last["id"]) == (name, row, examples.ids[row])
+        assert (last["decision"], last["row"], last["id"]) == (name, row, cards.ids[row])
     answer = client.post("/api/undo").json()
     assert (answer["row"], answer["decided"]["decision"], answer["example"]["row"]) == (row, "outside", row)
     for _ in range(3):
@@ -222,7 +223,7 @@ def test_export_over_http(client: TestClient) -> None:
     client.post("/api/decisions", json={"row": 4, "label": 2})
     answer = client.get("/corrections.csv")
     assert "attachment" in answer.headers["content-disposition"]
-    assert answer.text.splitlines()[1].startswith(examples_of(client).ids[4] + ",class 2,")
+    assert answer.text.splitlines()[1].startswith(cards_of(client).ids[4] + ",class 2,")
 
 
 @pytest.mark.parametrize(
@@ -347,8 +348,8 @@ def test_web_sockets_are_closed(client: TestClient) -> None:
 
 
 def test_names_are_sent_as_data_and_shown_as_text(tmp_path: Path) -> None:
-    examples = made_up(20, classes=(NASTY, *(f"c{j}" for j in range(11))), ids=[NASTY + str(i) for i in range(20)])
-    with TestClient(build_app(examples, tmp_path / "log", TOKEN), base_url=BASE) as client:
+    cards = made_up(20, classes=(NASTY, *(f"c{j}" for j in range(11))), given_ids=[NASTY + str(i) for i in range(20)])
+    with TestClient(build_app(cards, tmp_path / "log", TOKEN), base_url=BASE) as client:
         assert NASTY not in client.get("/", params={"token": TOKEN}).text
         for path in ("/api/run", "/api/examples"):
             answer = client.get(path)
@@ -373,18 +374,18 @@ def test_the_page_holds_no_inline_code_and_nothing_from_elsewhere() -> None:
 def test_a_real_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_run.path, run)
-    with TestClient(build_app(load_examples(run), run / "review.jsonl", TOKEN), base_url=BASE) as client:
+    with TestClient(build_app(load_cards(run), run / "review.jsonl", TOKEN), base_url=BASE) as client:
         client.get("/", params={"token": TOKEN})
-        examples = examples_of(client)
-        assert (examples.n, examples.has_images, examples.notes) == (96, True, [])
-        assert examples.probabilities is not None
-        assert examples.selection is not None
-        given = examples.probabilities[np.arange(96), examples.labels]
-        assert np.allclose(given, examples.confidence, atol=2e-3)
+        cards = cards_of(client)
+        assert (cards.n, cards.has_images, cards.notes) == (96, True, [])
+        assert cards.result.probabilities is not None
+        assert cards.result.networks is not None
+        given = cards.result.probabilities[np.arange(96), cards.result.labels]
+        assert np.allclose(given, cards.result.confidence, atol=2e-3)
         client.post("/api/decisions", json={"row": 1, "label": None})
     (run / "labels.csv").unlink()
     with pytest.raises(UserError, match=r"no labels\.csv yet"):
-        load_examples(run)
+        load_cards(run)
 
 
 def test_a_run_without_its_data_checkpoint_or_selection(
@@ -393,30 +394,30 @@ def test_a_run_without_its_data_checkpoint_or_selection(
     run = tmp_path / "run"
     shutil.copytree(tiny_run.path, run)
     monkeypatch.setattr(load_module, "SECONDS", -1.0)
-    saved_in_run = load_examples(run)
-    assert saved_in_run.probabilities is not None
+    saved_in_run = load_cards(run)
+    assert saved_in_run.result.probabilities is not None
     (run / "predictions.npz").unlink()
     config = (run / "config.yaml").read_text()
     batch = re.sub(r"eval_batch_size: \d+", "eval_batch_size: 10", config)
     (run / "config.yaml").write_text(batch)
-    slow = load_examples(run)  # would take longer than the start may
-    assert slow.probabilities is None
+    slow = load_cards(run)  # would take longer than the start may
+    assert slow.result.probabilities is None
     assert "crosel labels" in slow.notes[0]
-    saved = {"pred_probs": np.full(slow.sets.shape, 0.1), "candidates": slow.sets}
+    saved = {"pred_probs": np.full(slow.examples.candidates.shape, 0.1), "candidates": slow.examples.candidates}
     np.savez(run / "labels.npz", **saved)
-    kept = load_examples(run)
-    assert kept.probabilities is not None
-    assert float(kept.probabilities[0, 0]) == pytest.approx(0.1, abs=1e-3)
+    kept = load_cards(run)
+    assert kept.result.probabilities is not None
+    assert float(kept.result.probabilities[0, 0]) == pytest.approx(0.1, abs=1e-3)
     (run / "labels.npz").write_bytes(b"not an archive")
     shutil.rmtree(run / "checkpoints")
     (run / "selection.npz").write_bytes(b"")
-    poor = load_examples(run)
-    assert poor.probabilities is None
-    assert poor.selection is None
+    poor = load_cards(run)
+    assert poor.result.probabilities is None
+    assert poor.result.networks is None
     assert poor.has_images
     (run / "config.yaml").write_text(batch.replace("images.npz", "gone.npz"))
-    assert load_examples(run).x is None
-    card = load_examples(run).card(0)
+    assert load_cards(run).x is None
+    card = load_cards(run).card(0)
     assert sum(c["p"] is not None for c in card["candidates"]) == 1
 
 
@@ -448,7 +449,7 @@ def test_without_the_extra_the_remedy_is_told(tiny_run: TinyRun, monkeypatch: py
 
 def test_eight_at_once_over_a_real_socket(tmp_path: Path) -> None:
     """No error, no lost line; the figures are the business of benchmarks/review_load.py."""
-    examples = made_up(2000)
+    cards = made_up(2000)
     failed: list[str] = []
 
     def work(number: int, port: int) -> None:
@@ -467,7 +468,7 @@ def test_eight_at_once_over_a_real_socket(tmp_path: Path) -> None:
                     failed.append(f"{path}: {answer.status}")
         connection.close()
 
-    with served(examples, tmp_path / "review.jsonl") as address:
+    with served(cards, tmp_path / "review.jsonl") as address:
         port = int(address.split(":")[2].split("/")[0])
         threads = [threading.Thread(target=work, args=(number, port)) for number in range(8)]
         for thread in threads:

@@ -16,7 +16,7 @@ from _server import Server, served
 from _support import TinyRun
 
 from crosel.review import export_corrections
-from crosel.review.examples import Examples
+from crosel.review.cards import Cards
 
 pytest.importorskip("fastapi", reason="the extra 'review' is not installed")
 
@@ -112,11 +112,11 @@ def test_review_by_keyboard_reload_kill_restart(browser: Any, tiny_run: TinyRun,
 NASTY = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "a_very_" + "long_" * 30 + "name")
 
 
-def nasty() -> Examples:
+def nasty() -> Cards:
     """Features instead of images, more classes than keys, and names that would be markup."""
     classes = (*NASTY, *(f"class {j}" for j in range(11)))
     ids = [f"{NASTY[i % 3]}{i}" for i in range(96)]
-    return made_up(96, 14, classes=classes, ids=ids, x=np.random.default_rng(0).normal(size=(96, 40)))
+    return made_up(96, 14, classes=classes, given_ids=ids, x=np.random.default_rng(0).normal(size=(96, 40)))
 
 
 @pytest.mark.parametrize("kind", ["images", "features"])

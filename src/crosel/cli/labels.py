@@ -54,7 +54,8 @@ def labels(
 ) -> None:
     """Write the cleaned labels of the training set."""
     from crosel.runs.folder import load_run
-    from crosel.runs.labels import LabelStudio, check_ending, label_table, write_labels, write_outside
+    from crosel.runs.labels import LabelStudio, check_ending, write_labels, write_outside
+    from crosel.runs.result import Result
     from crosel.training.devices import pick_device
     from crosel.utils.files import new_folder, refuse_overwrite
 
@@ -65,14 +66,15 @@ def labels(
     refuse_overwrite(out, session.config.source, session.config.data.inputs, tasks, rewrites=rewrites)
     if doubtful_first and in_run:  # whose labels.csv is read by row
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
-    table = label_table(session, outside_gamma)
+    result = Result.of(session, outside_gamma)
     if doubtful_first:
-        table = table.doubtful_first()
+        result = result.least_confident_first()
+    n = len(result.labels)
     with new_folder(out.parent):
         if only_outside:
-            typer.echo(f"{write_outside(table, out):,} of {len(table.flags):,} sets seem to miss the true label: {out}")
+            typer.echo(f"{write_outside(result, out):,} of {n:,} sets seem to miss the true label: {out}")
             return
-        write_labels(table, out, LabelStudio(from_name, to_name, data_key, tasks))
-    flags = Counter(flag or "clear" for flag in table.flags)
-    kinds = ", ".join(f"{n:,} {flag}" for flag, n in flags.most_common())
-    typer.echo(f"{counted(len(table.flags), 'label')} ({kinds}): {out}")
+        write_labels(result, out, LabelStudio(from_name, to_name, data_key, tasks))
+    flags = Counter(flag or "clear" for flag in result.flag_names())
+    kinds = ", ".join(f"{count:,} {flag}" for flag, count in flags.most_common())
+    typer.echo(f"{counted(n, 'label')} ({kinds}): {out}")

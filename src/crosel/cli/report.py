@@ -14,7 +14,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders; several are compared")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="html file to write")],
     plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG and PNG")
+        Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG")
     ] = None,
 ) -> None:
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
@@ -24,11 +24,8 @@ def report(
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: the report is an .html file; use this ending")
-    folders = [RunFolder(path) for path in runs]
-    for folder in folders:
-        folder.read_config()  # says what is wrong with the folder, if anything
     with new_folder(out.parent):
-        write_report(folders, out, plots=plots)
+        write_report([RunFolder(path) for path in runs], out, plots=plots)
     typer.echo(f"report: {out}")
     if plots is not None:
         typer.echo(f"plots: {plots}")

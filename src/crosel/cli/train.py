@@ -72,7 +72,7 @@ def train(
         if source is None and config is None and not (named and (preset or not resume)):
             if preset is not None or not (resume and out):
                 raise UserError("give something to train on (digits, cifar10, a file, …), or --resume with --out RUN")
-            base = RunFolder(out).read_config(lambda text: typer.echo(text, err=True)).model_dump(mode="json")
+            base = RunFolder(out).read_config().model_dump(mode="json")
         return build_config(preset=preset, file=config, settings=set_ or (), values=values, base=base)
 
     with init_distributed(pick_device(device)) as (world, place):

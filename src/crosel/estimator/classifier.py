@@ -48,7 +48,7 @@ from crosel.estimator.model import (
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.nn.networks import UserFactory
-from crosel.runs.labels import label_table
+from crosel.runs.result import Result
 from crosel.training.build import build_session, check_batch_size, resolve
 from crosel.training.devices import pick_device
 from crosel.training.trainer import fit as train
@@ -164,13 +164,13 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             train(session, (console,))
         self.classes_ = classes
         self.history_ = History(session.progress.rows)
-        table = label_table(session)
-        self.transduction_ = self.classes_[table.labels]
-        self.confidence_ = table.confidence
-        self.selected_ = None if table.selected is None else table.selected == table.networks
-        self.flags_ = np.array(table.flags)
+        result = Result.of(session)
+        self.transduction_ = self.classes_[result.labels]
+        self.confidence_ = result.confidence
+        self.selected_ = None if result.networks is None else np.asarray(result.networks.selected.all(axis=0))
+        self.flags_ = np.array(result.flag_names())
         self._model = FittedModel.of(session, pixels, factory)
-        for line in table.remarks():  # last, so that whoever turns warnings into errors still has a classifier
+        for line in result.warnings():  # last, so that whoever turns warnings into errors still has a classifier
             warnings.warn(line, stacklevel=2)
         return self
 

@@ -231,8 +231,11 @@ class Method(nn.Module, ABC):
         """Return class probabilities [B, k] from the networks' logits [v, B, k]."""
         return torch.softmax(outputs.float().mean(dim=0), dim=1)
 
-    def training_labels(self) -> TrainingLabels | None:
-        """Return the labels of the training set, for methods that select; None for others."""
+    def training_labels(self, outside_gamma: float | None = None) -> TrainingLabels | None:
+        """Return the labels of the training set, for methods that select; None for others.
+
+        `outside_gamma`, if given, replaces the confidence from which on a label counts as stable.
+        """
         return None
 
 

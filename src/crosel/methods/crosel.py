@@ -30,6 +30,7 @@ The presets `paper/…` have the paper's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
@@ -55,6 +56,8 @@ from crosel.methods.losses import candidate_probabilities, cc_loss, soft_cross_e
 from crosel.methods.outside import TREATMENTS, Keep
 from crosel.nn.cuda import StreamPool
 from crosel.nn.networks import forward_split_bn
+
+logger = logging.getLogger(__name__)
 
 View = Literal["plain", "weak", "strong"]
 
@@ -391,7 +394,8 @@ class CroSel(Method):
         return average_outputs(outputs, self.settings.ensemble)
 
     def training_labels(self, outside_gamma: float | None = None) -> TrainingLabels:
-        """What is stable may be asked with another `outside_gamma` than the setting: the history is there."""
+        if outside_gamma is not None and outside_gamma > (gamma := self.settings.gamma):
+            logger.warning(f"--outside-gamma {outside_gamma:g} is above the run's method.gamma; {gamma:g} is used")
         confidence = torch.stack([bank.confidence.mean(dim=0) for bank in self.banks])
         return TrainingLabels(
             self.labels.long(), confidence, self._stable(outside_gamma), self.selected, self.epochs_selected,

@@ -1,18 +1,280 @@
-"""Charts by class or by count: bars, dots, confusion, projection."""
+"""Charts: curves over the epochs, calibration, bars, dots by class, confusion, projection."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.axes import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Frame, number, share_ticks, tick_text, ticks
-from crosel.report.draw import Box, Dots, Drawing, Line, Spot, Text
-from crosel.report.figure import Figure, Key
-from crosel.report.palette import COLOURS, colour
+from crosel.report.drawing import (
+    COLOURS,
+    Drawing,
+    Figure,
+    Key,
+    Point,
+    box,
+    colour,
+    dash,
+    dots,
+    line,
+    spot,
+    text_at,
+)
 
+# About as wide as a chart on a phone, so that its letters keep a legible size there.
+WIDTH, HEIGHT = 340.0, 216.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 18.0, 38.0
+
+HOVER_POINTS = 240  # more points than this would make the page heavy; then there are no hover texts
 SHOWN_POINTS = 2000  # of a projection
+
+
+# --- axes ---------------------------------------------------------------------------------------------------------
+
+
+def number(value: float, percent: bool = False) -> str:
+    """A value as people read it."""
+    if percent:
+        return f"{100 * value:.1f}\u202f%"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def nice_step(span: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that cuts the span into at most five parts."""
+    rough = span / 5
+    scale = 10.0 ** math.floor(math.log10(rough))
+    return next((f * scale for f in (1, 2, 2.5, 5) if f * scale >= rough * (1 - 1e-9)), 10 * scale)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers that enclose low and high."""
+    if not high > low:
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    step = nice_step(high - low)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def epoch_ticks(first: int, last: int) -> list[int]:
+    """Multiples of a round number, and the first epoch where there is room for it."""
+    span = max(last - first, 1)
+    step = next(f * 10**power for power in count() for f in (1, 2, 5) if span / (f * 10**power) <= 8)
+    multiples = list(range(math.ceil(first / step) * step, last + 1, step))
+    return multiples if multiples and multiples[0] - first < 0.6 * step else [first, *multiples]
+
+
+def share_ticks(low: float, high: float) -> list[float]:
+    """For shares: within 0 and 1, and with some room around a flat line."""
+    if high - low < 0.04:
+        low, high = max(0.0, low - 0.02), min(1.0, high + 0.02)
+    return [t for t in ticks(low, high) if -1e-9 <= t <= 1 + 1e-9]
+
+
+def tick_text(tick: float, all_ticks: list[float], percent: bool) -> str:
+    if not percent:
+        return f"{tick:.6g}"
+    digits = 0 if all(abs(100 * t - round(100 * t)) < 1e-6 for t in all_ticks) else 1
+    return f"{100 * tick:.{digits}f}\u202f%"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where values lie in a drawing."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = LEFT
+
+    @property
+    def right(self) -> float:
+        return self.width - RIGHT
+
+    @property
+    def bottom(self) -> float:
+        return self.height - BOTTOM
+
+    def x(self, value: float) -> float:
+        share = 0.5 if self.x_high == self.x_low else (value - self.x_low) / (self.x_high - self.x_low)
+        return self.left + share * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        return self.bottom - (value - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
+
+    def rows(self, drawing: Drawing, y_ticks: list[float], percent: bool) -> None:
+        """Grid lines with their values on the left."""
+        for tick in y_ticks:
+            y = self.y(tick)
+            drawing.add(
+                line([(self.left, y), (self.right, y)], "rule"),
+                text_at(self.left - 7, y, tick_text(tick, y_ticks, percent), "end"),
+            )
+
+    def foot(self, drawing: Drawing, x_ticks: list[tuple[float, str]], what: str) -> None:
+        """The line below, with values and what they are."""
+        drawing.add(line([(self.left, self.bottom), (self.right, self.bottom)], "edge"))
+        for value, text in x_ticks:
+            drawing.add(text_at(self.x(value), self.bottom + 12, text, "middle"))
+        drawing.add(text_at((self.left + self.right) / 2, self.height - 8, what, "middle"))
+
+
+# --- curves -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    points: list[Point]
+    colour: int  # 0, 1, …
+    quiet: bool = False  # thin: one of several networks behind their mean
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over the epochs."""
+
+    name: str
+    title: str
+    series: Sequence[Series]
+    percent: bool = False
+    low: float | None = None  # fixed ends of the y axis; None: from the data
+    high: float | None = None
+    epochs: int = 1  # the x axis goes at least from 1 to here, so that charts side by side can be compared
+    marks: Sequence[tuple[float, str]] = ()  # vertical lines: epoch, text
+    note: str = ""
+
+
+def line_figure(chart: Chart) -> Figure | None:
+    """None if no series has a point."""
+    series = [s for s in chart.series if s.points]
+    if not series:
+        return None
+    xs = [x for s in series for x, _ in s.points]
+    y_ticks = _y_ticks(chart, [y for s in series for _, y in s.points])
+    frame = Frame(min(1, *xs), max(chart.epochs, *xs), y_ticks[0], y_ticks[-1])
+    drawing = Drawing(WIDTH, HEIGHT)
+    frame.rows(drawing, y_ticks, chart.percent)
+    frame.foot(drawing, [(e, str(e)) for e in epoch_ticks(int(frame.x_low), int(frame.x_high))], "epoch")
+    drawing.add(*_marks(frame, chart.marks))
+    drawing.add(*(_curve(frame, s) for s in sorted(series, key=lambda s: not s.quiet)))
+    drawing.add(*_hover_points(frame, series, chart.percent))
+    keys = [
+        Key(s.name, colour(s.colour), number(s.points[-1][1], chart.percent), dash(s.colour), "line") for s in series
+    ]
+    return Figure(chart.name, chart.title, drawing, _describe(chart, series), keys, chart.note)
+
+
+def line_figures(charts: Iterable[Chart]) -> list[Figure]:
+    return [figure for chart in charts if (figure := line_figure(chart)) is not None]
+
+
+def _y_ticks(chart: Chart, ys: list[float]) -> list[float]:
+    low = min(ys) if chart.low is None else min(chart.low, *ys)
+    high = max(ys) if chart.high is None else max(chart.high, *ys)
+    if low == high == 0:  # nothing happened: the line lies on the floor
+        high = 1.0
+    return share_ticks(low, high) if chart.percent and low >= 0 and high <= 1 else ticks(low, high)
+
+
+def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[str]:
+    out: list[str] = []
+    for epoch, text in marks:
+        if frame.x_low <= epoch <= frame.x_high:
+            x = frame.x(epoch)
+            late = epoch > (frame.x_low + frame.x_high) / 2  # the text goes where there is room
+            out.append(line([(x, TOP - 12), (x, frame.bottom)], "edge", dash=(2, 3)))
+            out.append(text_at(x - 5 if late else x + 5, TOP - 9, text, "end" if late else "start"))
+    return out
+
+
+def _curve(frame: Frame, series: Series) -> str:
+    points = [(frame.x(x), frame.y(y)) for x, y in series.points]
+    name = colour(series.colour)
+    if len(points) == 1:
+        return dots(points, name, 4)
+    width, opacity = (1.25, 0.7) if series.quiet else (2.25, 1.0)
+    return line(points, name, width, dash(series.colour), opacity)
+
+
+def _hover_points(frame: Frame, series: Sequence[Series], percent: bool) -> list[str]:
+    if sum(len(s.points) for s in series) > HOVER_POINTS:
+        return []
+    return [
+        spot(frame.x(x), frame.y(y), f"{s.name}, epoch {x:.0f}: {number(y, percent)}")
+        for s in series
+        if not s.quiet
+        for x, y in s.points
+    ]
+
+
+def _describe(chart: Chart, series: Sequence[Series]) -> str:
+    parts = [
+        f"{s.name} from {number(s.points[0][1], chart.percent)} in epoch {s.points[0][0]:.0f} "
+        f"to {number(s.points[-1][1], chart.percent)} in epoch {s.points[-1][0]:.0f}"
+        for s in series
+    ]
+    return f"{chart.title}: {'; '.join(parts)}"
+
+
+# --- calibration --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Confidence in ten parts: mean confidence, share right and count of those that are not empty."""
+
+    sure: NDArray[np.float64]
+    right: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, confidence: NDArray[np.floating], right: NDArray[np.bool_]) -> Reliability:
+        bins = np.minimum((confidence * 10).astype(np.int64), 9)
+        counts = np.bincount(bins, minlength=10)
+        sums = [np.bincount(bins, values, minlength=10) for values in (confidence.astype(np.float64), right)]
+        some = counts > 0
+        return cls(sums[0][some] / counts[some], sums[1][some] / counts[some], counts[some])
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error."""
+        return float((np.abs(self.sure - self.right) * self.counts).sum() / max(1, self.counts.sum()))
+
+
+def calibration_figure(curves: Sequence[tuple[str, Reliability]]) -> Figure | None:
+    """Whether a confidence of 80 % means right in 80 % of the cases."""
+    if not curves:
+        return None
+    frame, drawing = Frame(0, 1, 0, 1), Drawing(WIDTH, HEIGHT)
+    fifths = [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    frame.rows(drawing, fifths, True)
+    frame.foot(drawing, [(t, f"{100 * t:.0f}\u202f%") for t in fifths], "mean confidence")
+    drawing.add(line([(frame.x(0), frame.y(0)), (frame.x(1), frame.y(1))], "edge", dash=(2, 3)))
+    for i, (name, r) in enumerate(curves):
+        points = [(frame.x(s), frame.y(g)) for s, g in zip(r.sure, r.right, strict=True)]
+        if len(points) > 1:
+            drawing.add(line(points, colour(i), 2.25, dash(i)))
+        for (x, y), s, g, n in zip(points, r.sure, r.right, r.counts, strict=True):
+            hint = f"{name}: confidence {number(s, True)}, right {number(g, True)} of {n:,}"
+            size = 2.2 + 4 * float(np.sqrt(n / r.counts.sum()))  # few examples, small dot
+            drawing.add(dots([(x, y)], colour(i), size), spot(x, y, hint))
+    keys = [Key(f"{name}, error", colour(i), number(r.error, True), dash(i)) for i, (name, r) in enumerate(curves)]
+    said = "; ".join(f"{name}: expected calibration error {number(r.error, True)}" for name, r in curves)
+    return Figure(
+        "calibration", "Calibration", drawing, f"Share right by confidence. {said}", keys,
+        "On the dotted line, confidence equals accuracy. Small dots stand for few examples. "
+        "The error is the expected calibration error.",
+    )  # fmt: skip
+
+
+# --- bars ---------------------------------------------------------------------------------------------------------
 
 
 def bar_figure(
@@ -33,7 +295,7 @@ def bar_figure(
         for count_, (part, ink) in zip(counts, parts, strict=True):
             top, floor = frame.y(done + count_), frame.y(done)
             hint = f"{what} {text}: {count_:,}{f' {part}' if part else ''}"
-            drawing.add(Box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
+            drawing.add(box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
             done += count_
     keys = [Key(part, ink, f"{sum(c[j] for _, c in bars):,}", shape="box") for j, (part, ink) in enumerate(parts)]
     described = "; ".join(f"{text}: {total:,}" for (text, _), total in zip(bars, totals, strict=True))
@@ -53,19 +315,19 @@ def dot_figure(
     x_ticks = share_ticks(min((v for _, values in rows for v in values if v is not None), default=0.0), 1.0)
     frame, drawing = Frame(x_ticks[0], 1, 0, 1, height=height, left=left), Drawing(WIDTH, height)
     for tick in x_ticks:
-        drawing.add(Line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
+        drawing.add(line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
     frame.foot(drawing, [(t, tick_text(t, x_ticks, True)) for t in x_ticks], "share")
     for i, (text, values) in enumerate(rows):
         y = TOP + pitch * (i + 0.5)
         known = [v for v in values if v is not None]
-        drawing.add(Text(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
+        drawing.add(text_at(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
         if known:
-            drawing.add(Line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
+            drawing.add(line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
         for j, value in enumerate(values):
             if value is not None:
                 hint = f"{text}: {parts[j]} {number(value, True)}"
                 x = frame.x(value)
-                drawing.add(Dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), Spot(x, y, hint))
+                drawing.add(dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), spot(x, y, hint))
     described = "; ".join(
         f"{text}: {', '.join(f'{p} {number(v, True)}' for p, v in zip(parts, values, strict=True) if v is not None)}"
         for text, values in rows
@@ -89,13 +351,15 @@ def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Seq
         share = counts[i, j] / totals[i]
         ink, strength = ("c1", 0.08 + 0.5 * share) if i == j else ("c2", min(0.65, 0.08 + 3 * share))
         hint = f"{classes[i]} taken for {classes[j]}: {counts[i, j]:,}"
-        drawing.add(Box(left + cell * j, top + cell * i, cell - 1, cell - 1, ink, round(float(strength), 3), hint))
+        drawing.add(box(left + cell * j, top + cell * i, cell - 1, cell - 1, ink, round(float(strength), 3), hint))
         if numbers:
-            drawing.add(Text(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11))
+            drawing.add(
+                text_at(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11)
+            )
     for i, text in enumerate(classes if longest else ()):
-        drawing.add(Text(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
-        drawing.add(Text(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)], "middle", "text", 11))
-    drawing.add(Text(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle"))
+        drawing.add(text_at(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
+        drawing.add(text_at(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)], "middle", "text", 11))
+    drawing.add(text_at(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle"))
     right = int(np.trace(counts))
     return Figure(name, title, drawing, f"{title}: {right:,} of {int(counts.sum()):,} on the diagonal")
 
@@ -113,13 +377,13 @@ def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], class
     rest = ~np.isin(labels, own)
     groups = [(j, colour(i), labels == j) for i, j in enumerate(own)]
     if rest.any():
-        drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
+        drawing.add(dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
     for _, ink, mask in groups:
-        drawing.add(Dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
+        drawing.add(dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
     middles = [np.median(places[mask], axis=0) for _, _, mask in groups]
     names = [(frame.x(x), frame.y(y), classes[j][:16]) for (x, y), (j, _, _) in zip(middles, groups, strict=True)]
     for x, y, name in spread(names):
-        drawing.add(Text(x, y, name, "middle", "text", bold=True, halo=True))
+        drawing.add(text_at(x, y, name, "middle", "text", bold=True, halo=True))
     frame.foot(drawing, [], "first principal component (across), second (upwards)")
     said = ", ".join(f"{classes[j]} {int(mask.sum()):,}" for j, _, mask in groups)
     return Figure("projection", "The examples in two dimensions", drawing, f"Projection by label: {said}", (), note)

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report import run_figures, tables
+from crosel.report import figures, tables
 from crosel.report.gallery import galleries
-from crosel.report.gather import RunData
+from crosel.report.html import percent, section, table, thumbnail
 from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
-from crosel.report.parts import percent, section, table
-from crosel.report.pictures import thumbnail
+from crosel.report.run import Run
 from crosel.utils.text import duration
 from crosel.utils.trees import dotted
 
@@ -25,9 +24,9 @@ EXAMPLES = 8  # of each gallery: there are several runs
 Inputs = NDArray[Any] | None
 
 
-def comparison_page(runs: Sequence[RunData], inputs: Sequence[Inputs], ids: count[int]) -> str:
+def comparison_page(runs: Sequence[Run], inputs: Sequence[Inputs], ids: count[int]) -> str:
     body = section("Results", results(runs) + _differences(runs), "The last epoch of each run.", "results")
-    shared = charts(run_figures.shared_curves(runs), ids)
+    shared = charts(figures.shared_curves(runs), ids)
     body += section("Training", shared, "The same curves for every run.", "training")
     body += section(
         "Differences", _disagreements(runs, inputs[0]),
@@ -42,7 +41,7 @@ def comparison_page(runs: Sequence[RunData], inputs: Sequence[Inputs], ids: coun
     return page(title, " · ".join(escape(run.name) for run in runs), notices + contents(body, names) + body, runs)
 
 
-def results(runs: Sequence[RunData]) -> str:
+def results(runs: Sequence[Run]) -> str:
     found = [(key, name) for key, name, _ in RESULTS if any(run.last(key) is not None for run in runs)]
     best = max((v for run in runs if (v := run.last("test_accuracy")) is not None), default=None)
     rows = []
@@ -58,7 +57,7 @@ def results(runs: Sequence[RunData]) -> str:
     return table("Last epoch of each run", head, rows, "numbers results")
 
 
-def _differences(runs: Sequence[RunData]) -> str:
+def _differences(runs: Sequence[Run]) -> str:
     """Settings in which the runs differ, out of those that all of them have."""
     settings = [dotted(run.config.model_dump(mode="json")) for run in runs]
     shared = [name for name in settings[0] if all(name in own for own in settings)]
@@ -69,15 +68,13 @@ def _differences(runs: Sequence[RunData]) -> str:
     return table("Settings that differ", ("setting", *(escape(run.name) for run in runs)), rows, "settings")
 
 
-def _disagreements(runs: Sequence[RunData], x: Inputs) -> str:
+def _disagreements(runs: Sequence[Run], x: Inputs) -> str:
     """Only where all runs are about the same examples, and finished."""
-    first = runs[0]
-    if first.labels is None or any(
-        run.labels is None or run.fingerprint != first.fingerprint or run.n != first.n for run in runs
-    ):
+    first, found = runs[0], [run.result for run in runs if run.result is not None]
+    if len(found) < len(runs) or len({(run.examples.fingerprint, run.n) for run in runs}) > 1:
         return ""
-    labels = np.stack([run.labels.labels for run in runs if run.labels is not None])
-    sure = np.stack([run.labels.confidence for run in runs if run.labels is not None])
+    labels = np.stack([result.labels for result in found])
+    sure = np.stack([result.confidence for result in found])
     rows = np.flatnonzero((labels != labels[0]).any(axis=0))
     rows = rows[np.argsort(-sure.min(axis=0)[rows], kind="stable")]
     if not len(rows):
@@ -87,7 +84,7 @@ def _disagreements(runs: Sequence[RunData], x: Inputs) -> str:
     head += ["truth"] if first.truth is not None else []
     body = []
     for i in rows[:DISAGREEMENTS].tolist():
-        cells = [escape(first.labels.ids[i])]
+        cells = [escape(first.examples.example_id(i))]
         for own, p in zip(labels[:, i], sure[:, i], strict=True):
             text = escape(first.classes[own]) if own >= 0 else "–"
             wrong = first.truth is not None and own != first.truth[i]
@@ -95,15 +92,15 @@ def _disagreements(runs: Sequence[RunData], x: Inputs) -> str:
         if first.truth is not None:
             cells.append(escape(first.classes[int(first.truth[i])]))
         if images and x is not None:
-            cells.insert(0, thumbnail(x[i], f"example {escape(first.labels.ids[i])}"))
+            cells.insert(0, thumbnail(x[i], f"example {escape(first.examples.example_id(i))}"))
         body.append(cells)
     share = f"{len(rows):,} of {first.n:,} examples"
     return table(f"{len(body)} of {len(rows):,} on which the runs differ", head, body, "differ", share)
 
 
-def _details(run: RunData, x: Inputs, ids: count[int]) -> str:
+def _details(run: Run, x: Inputs, ids: count[int]) -> str:
     own = f"<details><summary>Settings</summary>{facts(run)}</details>"
-    if run.labels is None:
+    if run.result is None:
         return own
-    figures = [run_figures.classes(run, run.labels), run_figures.calibration(run), run_figures.set_sizes(run)]
-    return charts(figures, ids) + tables.stacks(run.labels) + own + galleries(run, run.labels, x, EXAMPLES)
+    found = [figures.classes(run.result), figures.calibration(run.result), figures.set_sizes(run)]
+    return charts(found, ids) + tables.stacks(run.result) + own + galleries(run.result, x, EXAMPLES)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.errors import counted
-from crosel.report.gather import Labels, RunData
-from crosel.report.parts import bar, table_head
-from crosel.report.pictures import thumbnail
+from crosel.report.html import bar, table_head, thumbnail
+from crosel.runs.labels import FLAGS
+from crosel.runs.result import Result
 
 EXAMPLES = 12
 CANDIDATES = 5  # shown of a set
@@ -26,21 +26,24 @@ class Group(NamedTuple):
     words: str
 
 
-def groups(run: RunData, labels: Labels) -> list[Group]:
+def groups(result: Result) -> list[Group]:
     """The rows of each gallery, the most telling first; empty ones are left out."""
-    rising = np.argsort(labels.confidence, kind="stable")
-    flag = np.array(labels.flags)[rising]
+    # As labels.csv has them, so that a report of the same run written later shows the same examples.
+    rising = np.argsort(result.confidence.round(6), kind="stable")
+    flag = result.flags[rising]
+    outside, disputed = (rising[flag == FLAGS.index(name)] for name in ("outside", "disputed"))
     found = [
-        Group("Outside", rising[flag == "outside"], "all networks are sure of a label that is not in the set"),
-        Group("Disputed", rising[flag == "disputed"], "the networks predict different labels"),
+        Group("Outside", outside, "all networks are sure of a label that is not in the set"),
+        Group("Disputed", disputed, "the networks predict different labels"),
     ]
-    if run.selection is not None:
-        never = rising[run.selection.never[rising]]
-        when = "in the whole run" if run.selection.epochs is not None else "in the last epoch"
+    networks = result.networks
+    if networks is not None:
+        never = rising[networks.never_selected[rising]]
+        when = "in the whole run" if networks.epochs_selected is not None else "in the last epoch"
         found.append(Group("Never selected", never, f"no network selected these {when}; the least confident first"))
     else:
         found.append(Group("Least confident", rising, "the labels to check first"))
-    surest = _in_turn(rising[::-1], labels.labels[rising[::-1]])
+    surest = _in_turn(rising[::-1], result.labels[rising[::-1]])
     found.append(Group("Most confident", surest, "the most confident examples, from each class in turn"))
     return [group for group in found if len(group.rows)]
 
@@ -54,12 +57,11 @@ def _in_turn(rows: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
     return rows[np.argsort(turn, kind="stable")]
 
 
-def galleries(run: RunData, labels: Labels, x: NDArray[Any] | None, shown: int = EXAMPLES) -> str:
-    images = x if x is not None and x.ndim == 4 else None
+def galleries(result: Result, x: NDArray[Any] | None, shown: int = EXAMPLES) -> str:
     out = []
-    for title, rows, words in groups(run, labels):
+    for title, rows, words in groups(result):
         picked = [int(i) for i in rows[:shown]]
-        body = _cards(run, labels, images, picked) if images is not None else _table(run, labels, x, picked, title)
+        body = _cards(result, x, picked) if x is not None and x.ndim == 4 else _table(result, x, picked, title)
         of = f"{len(picked)} of {len(rows):,}" if len(rows) > len(picked) else f"{len(rows):,}"
         out.append(
             f'<details open><summary>{title} <span class="count">{of}</span></summary>'
@@ -74,14 +76,14 @@ class Choice(NamedTuple):
     inside: bool
 
 
-def choices(run: RunData, labels: Labels, i: int) -> tuple[list[Choice], int]:
+def choices(result: Result, i: int) -> tuple[list[Choice], int]:
     """What could be said of an example, the label given first; and how many candidates are left out."""
-    given, inside = int(labels.labels[i]), np.flatnonzero(run.sets[i]).tolist()
-    p = None if run.predictions.train is None else run.predictions.train[i].astype(float)
-    if p is None:
-        sure = float(labels.confidence[i])
+    given, inside = int(result.labels[i]), np.flatnonzero(result.examples.candidates[i]).tolist()
+    if result.probabilities is None:
+        sure = float(result.confidence[i])
         ranked = sorted(inside, key=lambda j: j != given)
         return [Choice(j, sure if j == given else None, True) for j in ranked[:CANDIDATES]], len(ranked[CANDIDATES:])
+    p = result.probabilities[i].astype(np.float16).astype(float)  # as predictions.npz has them
     ranked = sorted(inside, key=lambda j: (j != given, -p[j]))
     out = [Choice(j, float(p[j]), True) for j in ranked[:CANDIDATES]]
     top = int(p.argmax())
@@ -90,18 +92,19 @@ def choices(run: RunData, labels: Labels, i: int) -> tuple[list[Choice], int]:
     return out, len(ranked[CANDIDATES:])
 
 
-def _bars(run: RunData, labels: Labels, i: int) -> str:
+def _bars(result: Result, i: int) -> str:
     """The candidates with their probabilities."""
-    found, more = choices(run, labels, i)
-    truth = None if run.truth is None else int(run.truth[i])
+    found, more = choices(result, i)
+    truth = None if result.examples.truth is None else int(result.examples.truth[i])
     items = []
     for label, p, inside in found:
-        given = label == int(labels.labels[i])
+        given = label == int(result.labels[i])
         marks = {"beyond": ("not in the set", not inside), "true": ("true", label == truth and not given)}
         words = "".join(f' <em class="{mark}">{word}</em>' for mark, (word, holds) in marks.items() if holds)
         value = "" if p is None else f'{bar(p)}<span class="p">{_short(p)}</span>'
         kind = " ".join(word for word, holds in (("given", given), ("beyond", not inside)) if holds)
-        items.append(f'<li class="{kind}"><span class="w">{escape(run.classes[label])}{words}</span>{value}</li>')
+        name = _class_name(result, label)
+        items.append(f'<li class="{kind}"><span class="w">{name}{words}</span>{value}</li>')
     if more:
         items.append(f'<li class="more">and {more} more</li>')
     return f'<ul class="chances">{"".join(items)}</ul>'
@@ -111,51 +114,55 @@ def _short(p: float) -> str:
     return f"{100 * p:.0f}\u202f%" if p >= 0.995 or p < 0.0005 else f"{100 * p:.1f}\u202f%"
 
 
-def _verdict(run: RunData, labels: Labels, i: int) -> str:
+def _verdict(result: Result, i: int) -> str:
     """Whether the label given is right, in words, where that is known."""
-    if run.truth is None:
+    if result.examples.truth is None:
         return ""
-    true = int(run.truth[i])
-    if true == int(labels.labels[i]):
+    true = int(result.examples.truth[i])
+    if true == int(result.labels[i]):
         return '<span class="mark right">right</span>'
-    return f'<span class="mark wrong">truth: {escape(run.classes[true])}</span>'
+    return f'<span class="mark wrong">truth: {_class_name(result, true)}</span>'
 
 
-def _name(run: RunData, label: int) -> str:
-    return escape(run.classes[label]) if label >= 0 else "–"
+def _class_name(result: Result, label: int) -> str:
+    return escape(result.examples.classes[label]) if label >= 0 else "–"
 
 
-def _cards(run: RunData, labels: Labels, images: NDArray[Any], rows: Sequence[int]) -> str:
+def _given(result: Result, i: int) -> str:
+    return f"<b>{_class_name(result, int(result.labels[i]))}</b> {_short(float(result.confidence[i]))}"
+
+
+def _cards(result: Result, images: NDArray[Any], rows: Sequence[int]) -> str:
     items = []
     for i in rows:
-        name = escape(labels.ids[i])
+        name = escape(result.examples.example_id(i))
         items.append(
             f'<li class="example">{thumbnail(images[i], f"example {name}")}<div><p class="said">'
-            f"<b>{_name(run, int(labels.labels[i]))}</b> {_short(float(labels.confidence[i]))}"
-            f'{_verdict(run, labels, i)}</p><p class="id">{name}{_times(run, i)}</p></div>{_bars(run, labels, i)}</li>'
+            f'{_given(result, i)}{_verdict(result, i)}</p><p class="id">{name}{_times_selected(result, i)}</p></div>'
+            f"{_bars(result, i)}</li>"
         )
     return f'<ul class="gallery">{"".join(items)}</ul>'
 
 
-def _times(run: RunData, i: int) -> str:
+def _times_selected(result: Result, i: int) -> str:
     """In how many epochs the example was selected, by the network that did so most."""
-    if run.selection is None or run.selection.epochs is None:
+    if result.networks is None or result.networks.epochs_selected is None:
         return ""
-    times = int(run.selection.epochs[:, i].max())
+    times = int(result.networks.epochs_selected[:, i].max())
     return "" if times == 0 else f" · selected in {counted(times, 'epoch')}"
 
 
-def _table(run: RunData, labels: Labels, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
+def _table(result: Result, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
+    examples = result.examples
     features = 0 if x is None or x.ndim != 2 else min(FEATURES, x.shape[1])
-    head = ["id", "label", "candidates", *(["truth"] if run.truth is not None else [])]
-    head += [escape(name) for name in run.columns[:features]] or [f"x{j}" for j in range(features)]
+    head = ["id", "label", "candidates", *(["truth"] if examples.truth is not None else [])]
+    head += [escape(name) for name in (examples.columns or ())[:features]] or [f"x{j}" for j in range(features)]
     body = []
     for i in rows:
-        cells = [f'<th scope="row">{escape(labels.ids[i])}</th>']
-        cells.append(f"<td><b>{_name(run, int(labels.labels[i]))}</b> {_short(float(labels.confidence[i]))}</td>")
-        cells.append(f"<td>{_bars(run, labels, i)}</td>")
-        if run.truth is not None:
-            cells.append(f"<td>{_verdict(run, labels, i)}</td>")
+        cells = [f'<th scope="row">{escape(examples.example_id(i))}</th>', f"<td>{_given(result, i)}</td>"]
+        cells.append(f"<td>{_bars(result, i)}</td>")
+        if examples.truth is not None:
+            cells.append(f"<td>{_verdict(result, i)}</td>")
         if x is not None:
             cells += [f"<td>{value:.4g}</td>" for value in x[i].reshape(-1)[:features]]
         body.append(f"<tr>{''.join(cells)}</tr>")

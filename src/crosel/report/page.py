@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crosel
-from crosel.report import palette, run_figures, tables
-from crosel.report.draw import SHAPES
-from crosel.report.figure import Figure
+from crosel.report import drawing, figures, tables
+from crosel.report.drawing import Figure
 from crosel.report.gallery import galleries
-from crosel.report.gather import Labels, RunData
-from crosel.report.parts import percent, section
-from crosel.runs.labels import remarks_on_classes
+from crosel.report.html import percent, section
+from crosel.report.run import Run
+from crosel.runs.result import Result
 from crosel.utils.text import duration
 
 # metric, name in figures and tables, what it means
@@ -33,11 +32,11 @@ RESULTS = (
 def style() -> str:
     """Colours, shapes and layout; the review page shares them."""
     layout = (resources.files("crosel.report") / "style.css").read_text(encoding="utf-8")
-    bars = "".join(f".b-{name}{{background:var(--{name})}}" for name in palette.LIGHT if name[1:].isdigit())
-    return f"{palette.css()}{SHAPES}{bars}\n{layout}"
+    bars = "".join(f".b-{name}{{background:var(--{name})}}" for name in drawing.LIGHT if name[1:].isdigit())
+    return f"{drawing.css()}{drawing.SHAPES}{bars}\n{layout}"
 
 
-def page(title: str, subtitle: str, body: str, runs: Sequence[RunData]) -> str:
+def page(title: str, subtitle: str, body: str, runs: Sequence[Run]) -> str:
     # The policy lets the page load nothing, whatever a class is called.
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -58,8 +57,8 @@ def contents(body: str, names: Iterable[tuple[str, str]]) -> str:
     return f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>\n'
 
 
-def charts(figures: Iterable[Figure | None], ids: count[int]) -> str:
-    shown = "".join(figure.html(ids) for figure in figures if figure is not None)
+def charts(found: Iterable[Figure | None], ids: count[int]) -> str:
+    shown = "".join(figure.html(ids) for figure in found if figure is not None)
     return f'<div class="charts">{shown}</div>' if shown else ""
 
 
@@ -69,7 +68,7 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def run_page(run: RunData, x: NDArray[Any] | None, ids: count[int]) -> str:
+def run_page(run: Run, x: NDArray[Any] | None, ids: count[int]) -> str:
     c, sizes = run.config, run.set_sizes
     subtitle = (
         f"{run.n:,} examples in {len(run.classes)} classes, each with a set of {sizes.mean():.1f} candidate labels on "
@@ -77,11 +76,11 @@ def run_page(run: RunData, x: NDArray[Any] | None, ids: count[int]) -> str:
         f"seed {c.seed}."
     )
     body = section(
-        "Training", charts(run_figures.curves(run), ids),
+        "Training", charts(figures.curves(run), ids),
         "The course of the run, epoch by epoch. Values next to the names are from the last epoch.", "training",
     )  # fmt: skip
-    if run.labels is not None:
-        body += labels_sections(run, run.labels, x, ids)
+    if run.result is not None:
+        body += labels_sections(run, run.result, x, ids)
     else:
         body += _sets(run, ids)
     body += section("Settings", facts(run), "", "settings")
@@ -89,12 +88,12 @@ def run_page(run: RunData, x: NDArray[Any] | None, ids: count[int]) -> str:
     return page(title, subtitle, notice(run) + _tiles(run) + contents(body, SECTIONS) + body, [run])
 
 
-def labels_sections(run: RunData, labels: Labels, x: NDArray[Any] | None, ids: count[int]) -> str:
-    shares = [run_figures.classes(run, labels), run_figures.confidence(run, labels), run_figures.calibration(run)]
+def labels_sections(run: Run, result: Result, x: NDArray[Any] | None, ids: count[int]) -> str:
+    shares = [figures.classes(result), figures.confidence(result), figures.calibration(result)]
     words = "The result for the training set: the most probable label of each candidate set, and its confidence."
     body = section(
-        "Labels", f"{charts(shares, ids)}{tables.stacks(labels)}<details><summary>All classes as numbers</summary>"
-        f"{tables.per_class(run, labels)}</details>", words, "labels",
+        "Labels", f"{charts(shares, ids)}{tables.stacks(result)}<details><summary>All classes as numbers</summary>"
+        f"{tables.per_class(result)}</details>", words, "labels",
     )  # fmt: skip
     body += section(
         "Confusion", f'<div class="columns">{matrices}</div>' if (matrices := tables.confusion(run)) else "",
@@ -102,45 +101,40 @@ def labels_sections(run: RunData, labels: Labels, x: NDArray[Any] | None, ids: c
     )  # fmt: skip
     body += _sets(run, ids)
     body += section(
-        "Projection", charts([run_figures.projection(run, labels, x)], ids),
+        "Projection", charts([figures.projection(result, x)], ids),
         "The features on their first two principal components, coloured by the label given.", "space",
     )  # fmt: skip
     return body + section(
-        "Examples", galleries(run, labels, x),
+        "Examples", galleries(result, x),
         "The label given is on top, followed by the candidates with the networks' probabilities.", "examples",
     )  # fmt: skip
 
 
-def _sets(run: RunData, ids: count[int]) -> str:
+def _sets(run: Run, ids: count[int]) -> str:
     words = "The candidate sets that the run learnt from."
     if run.truth is not None:
-        outside = float((~run.sets[np.arange(run.n), run.truth]).mean())
+        outside = float((~run.examples.candidates[np.arange(run.n), run.truth]).mean())
         missing = f"The true label is missing from {percent(outside)} of them."
         words += f" {missing if outside else 'Every set contains the true label.'}"
-    sizes = charts([run_figures.set_sizes(run)], ids)
+    sizes = charts([figures.set_sizes(run)], ids)
     return section("Candidate sets", f'<div class="columns">{sizes}{tables.set_members(run)}</div>', words, "sets")
 
 
-def notice(run: RunData, name: str = "This run") -> str:
+def notice(run: Run, name: str = "This run") -> str:
     """What a reader should know first: that the run is not finished, or that it has lost classes."""
-    if run.is_complete:
-        return _lost(run, name)
+    if run.is_complete and run.result is not None:
+        lines = run.result.warnings()
+        return "".join(f'<p class="notice" role="status">{escape(f"{name}: {line}")}</p>\n' for line in lines)
     done, epochs = len(run.rows), run.config.train.epochs
     state = "no epoch is finished yet" if not done else f"epoch {done} of {epochs} is done"
     what = state if done < epochs else "the labels are not written yet"
     return f'<p class="notice" role="status">{escape(name)} is not finished: {what}.</p>\n'
 
 
-def _lost(run: RunData, name: str) -> str:
-    predicted = run.predictions.predicted
-    lines = [] if predicted is None else remarks_on_classes(predicted, run.sets, run.classes)
-    return "".join(f'<p class="notice" role="status">{escape(f"{name}: {line}")}</p>\n' for line in lines)
-
-
-def _tiles(run: RunData) -> str:
+def _tiles(run: Run) -> str:
     tiles = [(name, percent(value), what) for key, name, what in RESULTS if (value := run.last(key)) is not None]
-    if run.truth is not None and run.labels is not None:
-        right = float((run.labels.labels == run.truth).mean())
+    if run.truth is not None and run.result is not None:
+        right = float((run.result.labels == run.truth).mean())
         place = min(3, len(tiles))
         tiles.insert(place, ("Labels right", percent(right), "share of training examples that got their true label"))
     if run.rows:
@@ -149,7 +143,7 @@ def _tiles(run: RunData) -> str:
     return f'<ul class="tiles" aria-label="Results">{items}</ul>\n' if items else ""
 
 
-def facts(run: RunData) -> str:
+def facts(run: Run) -> str:
     c, sizes, environment = run.config, run.set_sizes, run.environment
     singles, full = int((sizes == 1).sum()), int((sizes == len(run.classes)).sum())
     values: list[tuple[str, Any]] = [
@@ -168,7 +162,7 @@ def facts(run: RunData) -> str:
     return f'<dl class="facts">{items}</dl>'
 
 
-def _foot(runs: Sequence[RunData]) -> str:
+def _foot(runs: Sequence[Run]) -> str:
     commands = []
     for run in runs:
         command = run.environment.get("command")
@@ -178,5 +172,5 @@ def _foot(runs: Sequence[RunData]) -> str:
     return f"<p>{by}</p>{''.join(commands)}"
 
 
-def source_names(runs: Sequence[RunData]) -> str:
+def source_names(runs: Sequence[Run]) -> str:
     return ", ".join(dict.fromkeys(escape(run.source_name) for run in runs))

@@ -8,8 +8,10 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.gather import Labels, RunData
-from crosel.report.parts import bar_table, percent, stack, table
+from crosel.report.html import bar_table, percent, stack, table
+from crosel.report.run import Run
+from crosel.runs.labels import FLAGS
+from crosel.runs.result import Result
 
 SHOWN_CLASSES = 100
 SHOWN_MEMBERS = 12
@@ -17,9 +19,9 @@ SHOWN_CONFUSIONS = 20
 CONFUSION_CLASSES = 15  # larger matrices are not legible; the commonest confusions are listed instead
 
 
-def set_members(run: RunData) -> str:
+def set_members(run: Run) -> str:
     """How many sets hold each label: one that is in nearly all of them says little."""
-    counts = run.sets.sum(axis=0)
+    counts = run.examples.candidates.sum(axis=0)
     order = np.argsort(-counts, kind="stable")[:SHOWN_MEMBERS]
     caption = "Labels in the candidate sets"
     if len(order) < len(run.classes):
@@ -35,51 +37,47 @@ _FLAG_NOTE = (
 _SELECTED = {"both": ("both networks", "c1"), "one": ("one network", "c6"), "neither": ("none", "c8")}
 
 
-def stacks(labels: Labels) -> str:
-    return f'<div class="columns">{flags(labels)}{selected(labels)}</div>'
+def stacks(result: Result) -> str:
+    """Flags, and by how many networks the examples are selected."""
+    flags = np.bincount(result.flags, minlength=len(FLAGS))
+    parts = [(text, int(flags[FLAGS.index(flag)]), ink) for flag, (text, ink) in _FLAGS.items()]
+    bars = stack("Flags", parts, _FLAG_NOTE)
+    if result.selected is not None:
+        words = Counter(result.selected_words())
+        parts = [(text, words[word], ink) for word, (text, ink) in _SELECTED.items()]
+        bars += stack("Selected in the last epoch", parts)
+    return f'<div class="columns">{bars}</div>'
 
 
-def flags(labels: Labels) -> str:
-    found = Counter(labels.flags)
-    return stack("Flags", [(text, found[flag], ink) for flag, (text, ink) in _FLAGS.items()], _FLAG_NOTE)
-
-
-def selected(labels: Labels) -> str:
-    if not labels.selects:
-        return ""
-    found = Counter(labels.selected)
-    return stack("Selected in the last epoch", [(text, found[word], ink) for word, (text, ink) in _SELECTED.items()])
-
-
-def class_shares(run: RunData, labels: Labels) -> list[tuple[str, int, list[float | None]]]:
+def class_shares(result: Result) -> list[tuple[str, int, list[float | None]]]:
     """Each label's name, how many examples got it, and the shares of `share_names`; None where there is none."""
-    chosen = np.array([word not in ("", "neither") for word in labels.selected])
-    out = []
-    for j, name in enumerate(run.classes):
-        mask = labels.labels == j
+    truth, out = result.examples.truth, []
+    for j, name in enumerate(result.examples.classes):
+        mask = result.labels == j
         count = int(mask.sum())
-        shares: list[float | None] = [float(labels.confidence[mask].mean()) if count else None]
-        if labels.selects:
-            shares.append(float(chosen[mask].mean()) if count else None)
-        if run.truth is not None:
-            shares.append(float((run.truth[mask] == j).mean()) if count else None)
+        shares: list[float | None] = [float(result.confidence[mask].mean()) if count else None]
+        if result.selected is not None:
+            shares.append(float((result.selected[mask] > 0).mean()) if count else None)
+        if truth is not None:
+            shares.append(float((truth[mask] == j).mean()) if count else None)
         out.append((name, count, shares))
     return out
 
 
-def share_names(run: RunData, labels: Labels) -> list[str]:
-    return ["confidence", *(["selected"] if labels.selects else []), *(["right"] if run.truth is not None else [])]
+def share_names(result: Result) -> list[str]:
+    present = {"confidence": True, "selected": result.selected is not None, "right": result.examples.truth is not None}
+    return [name for name, is_present in present.items() if is_present]
 
 
-def per_class(run: RunData, labels: Labels) -> str:
+def per_class(result: Result) -> str:
     """How many examples got each label, how sure, how many selected, how many right."""
     rows = [
         [escape(name), f"{count:,}", *("–" if share is None else percent(share) for share in shares)]
-        for name, count, shares in class_shares(run, labels)[:SHOWN_CLASSES]
+        for name, count, shares in class_shares(result)[:SHOWN_CLASSES]
     ]
-    more = len(run.classes) - len(rows)
-    caption = "By label given" + (f" (the first {len(rows)} of {len(run.classes)})" if more else "")
-    return table(caption, ["label", "examples", *share_names(run, labels)], rows, "numbers")
+    k = len(result.examples.classes)
+    caption = "By label given" + (f" (the first {len(rows)} of {k})" if k > len(rows) else "")
+    return table(caption, ["label", "examples", *share_names(result)], rows, "numbers")
 
 
 # --- confusion ----------------------------------------------------------------------------------------------------
@@ -92,24 +90,25 @@ def confusion_counts(truth: NDArray[np.int64], given: NDArray[np.int64], classes
     return counts.reshape(classes, classes)
 
 
-def confusions(run: RunData) -> list[tuple[str, str, NDArray[np.int64]]]:
+def confusions(run: Run) -> list[tuple[str, str, NDArray[np.int64]]]:
     """(name, title, counts) of the training labels and of the test set, as far as truth is known."""
-    out, k = [], len(run.classes)
-    if run.truth is not None and run.labels is not None:
-        out.append(("confusion-train", "Training labels", confusion_counts(run.truth, run.labels.labels, k)))
-    p = run.predictions
-    if p.test is not None and p.y_test is not None:
-        counts = confusion_counts(p.y_test, p.test.argmax(axis=1).astype(np.int64), k)
+    out, k, result = [], len(run.classes), run.result
+    if result is None:
+        return []
+    if run.truth is not None:
+        out.append(("confusion-train", "Training labels", confusion_counts(run.truth, result.labels, k)))
+    if result.test_probabilities is not None and result.test_truth is not None:
+        counts = confusion_counts(result.test_truth, result.test_probabilities.argmax(axis=1), k)
         out.append(("confusion-test", "Test predictions", counts))
     return out
 
 
-def confusion(run: RunData) -> str:
+def confusion(run: Run) -> str:
     show = _matrix if len(run.classes) <= CONFUSION_CLASSES else _commonest
     return "".join(show(run, title, counts) for _, title, counts in confusions(run))
 
 
-def _matrix(run: RunData, title: str, counts: NDArray[np.int64]) -> str:
+def _matrix(run: Run, title: str, counts: NDArray[np.int64]) -> str:
     totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
     rows = []
     for i, name in enumerate(run.classes):
@@ -126,7 +125,7 @@ def _matrix(run: RunData, title: str, counts: NDArray[np.int64]) -> str:
     return table(caption, ["true \\ given", *map(escape, run.classes)], rows, "confusion")
 
 
-def _commonest(run: RunData, title: str, counts: NDArray[np.int64]) -> str:
+def _commonest(run: Run, title: str, counts: NDArray[np.int64]) -> str:
     wrong = counts - np.diag(np.diag(counts))
     order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
     pairs = [(int(p) // len(counts), int(p) % len(counts)) for p in order]

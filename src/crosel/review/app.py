@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from crosel.errors import UserError
 from crosel.report.page import style
-from crosel.review.examples import FEATURES, Examples
+from crosel.review.cards import FEATURES, Cards
 from crosel.review.guard import Guard
 from crosel.review.search import STATES, Sort, State
 from crosel.review.search import Query as Wanted
@@ -39,39 +39,39 @@ class NewDecision(BaseModel):
     label: int | None
 
 
-def build_app(examples: Examples, log_path: Path, token: str) -> FastAPI:
-    desk = Desk(examples, DecisionLog(log_path, examples.ids, examples.classes))
+def build_app(cards: Cards, log_path: Path, token: str) -> FastAPI:
+    review = Review(cards, DecisionLog(log_path, cards.ids, cards.classes))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.log.close()
+        review.log.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, token=token)
-    app.state.examples, app.state.log = examples, desk.log
-    for routes in (page_routes(), picture_routes(desk), question_routes(desk), decision_routes(desk)):
+    app.state.cards, app.state.log = cards, review.log
+    for routes in (page_routes(), picture_routes(review), question_routes(review), decision_routes(review)):
         app.include_router(routes)
     return app
 
 
-class Desk:
+class Review:
     """The examples with the decisions about them, as the answers show them."""
 
-    def __init__(self, examples: Examples, log: DecisionLog) -> None:
-        self.examples, self.log, self.decisions = examples, log, log.decisions
+    def __init__(self, cards: Cards, log: DecisionLog) -> None:
+        self.cards, self.log, self.decisions = cards, log, log.decisions
 
     def check_row(self, row: int | None) -> None:
-        if row is not None and not 0 <= row < self.examples.n:
+        if row is not None and not 0 <= row < self.cards.n:
             raise HTTPException(404, "no such example")
 
     def check_label(self, label: int | None) -> None:
-        if label is not None and not 0 <= label < len(self.examples.classes):
+        if label is not None and not 0 <= label < len(self.cards.classes):
             raise HTTPException(422, "no such class")
 
     def progress(self) -> dict[str, Any]:
         counts = self.decisions.counts()
-        return {**counts, "done": sum(counts.values()), "n": self.examples.n}
+        return {**counts, "done": sum(counts.values()), "n": self.cards.n}
 
     def decided(self, row: int) -> dict[str, Any] | None:
         decision = self.decisions.get(row)
@@ -80,10 +80,10 @@ class Desk:
     def decide(self, row: int, label: int | None) -> None:
         if label is None:
             decision = Decision("skip")
-        elif label == self.examples.labels[row]:
+        elif label == self.cards.result.labels[row]:
             decision = Decision("accept", label)
         else:
-            decision = Decision("choose" if self.examples.sets[row, label] else "outside", label)
+            decision = Decision("choose" if self.cards.examples.candidates[row, label] else "outside", label)
         self.log.decide(row, decision)
 
 
@@ -115,19 +115,19 @@ def page_routes() -> APIRouter:
     return routes
 
 
-def picture_routes(desk: Desk) -> APIRouter:
-    routes, examples = APIRouter(), desk.examples
+def picture_routes(review: Review) -> APIRouter:
+    routes, cards = APIRouter(), review.cards
     cache = {"cache-control": "private, max-age=86400, immutable"}  # the address names the data's version
 
     @routes.get("/image/{row}.png")
     async def image(row: Row) -> Response:
-        desk.check_row(row)
-        if not examples.has_images:
+        review.check_row(row)
+        if not cards.has_images:
             raise HTTPException(404, "no pictures")
-        if examples.has_small_images:
-            content = examples.picture(row)
+        if cards.has_small_images:
+            content = cards.picture(row)
         else:
-            content = await run_in_threadpool(examples.picture, row)
+            content = await run_in_threadpool(cards.picture, row)
         return Response(content, media_type="image/png", headers=cache)
 
     return routes
@@ -136,17 +136,17 @@ def picture_routes(desk: Desk) -> APIRouter:
 # --- questions ----------------------------------------------------------------------------------------------------
 
 
-def question_routes(desk: Desk) -> APIRouter:
-    routes, examples = APIRouter(), desk.examples
+def question_routes(review: Review) -> APIRouter:
+    routes, cards = APIRouter(), review.cards
 
     @routes.get("/api/run")
     async def about() -> Response:
-        present = {FLAGS[code] for code in set(examples.flags.tolist())}
+        present = {FLAGS[code] for code in set(cards.result.flags.tolist())}
         return _json({
-            "name": examples.name, "about": examples.about, "classes": examples.classes, "images": examples.has_images,
-            "flags": [flag for flag in FLAGS if flag and flag in present], "version": examples.version,
-            "states": STATES, "notes": [*examples.notes, *desk.log.passed_over.notes()], "progress": desk.progress(),
-            "page": PAGE, "columns": examples.columns[:FEATURES],
+            "name": cards.name, "about": cards.about, "classes": cards.classes, "images": cards.has_images,
+            "flags": [flag for flag in FLAGS if flag and flag in present], "version": cards.examples.fingerprint,
+            "states": STATES, "notes": [*cards.notes, *review.log.passed_over.notes()], "progress": review.progress(),
+            "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
         })  # fmt: skip
 
     @routes.get("/api/examples")
@@ -163,19 +163,19 @@ def question_routes(desk: Desk) -> APIRouter:
         before: RowInQuery = None,
         limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
     ) -> Response:
-        desk.check_label(label)
-        desk.check_row(after)
-        desk.check_row(before)
+        review.check_label(label)
+        review.check_row(after)
+        review.check_row(before)
         chosen_flag = None if flag == "any" else "" if flag == "none" else flag
         wanted = Wanted(label, within, chosen_flag, low, high, text, state, sort, after, before, limit)
-        answer = examples.find(wanted, desk.decisions)
-        cards = [card | {"decided": desk.decided(card["row"])} for card in examples.cards(answer.rows)]
-        return _json({"total": answer.total, "start": answer.start, "examples": cards, "progress": desk.progress()})
+        answer = cards.find(wanted, review.decisions)
+        found = [card | {"decided": review.decided(card["row"])} for card in cards.cards(answer.rows)]
+        return _json({"total": answer.total, "start": answer.start, "examples": found, "progress": review.progress()})
 
     @routes.get("/api/classes/{row}")
     async def all_classes(row: Row) -> Response:
-        desk.check_row(row)
-        return _json(examples.all_classes(row))
+        review.check_row(row)
+        return _json(cards.all_classes(row))
 
     return routes
 
@@ -183,35 +183,35 @@ def question_routes(desk: Desk) -> APIRouter:
 # --- decisions ----------------------------------------------------------------------------------------------------
 
 
-def decision_routes(desk: Desk) -> APIRouter:
+def decision_routes(review: Review) -> APIRouter:
     """None of them is async: waiting for the disk must not hold up the others."""
-    routes, examples = APIRouter(), desk.examples
+    routes, cards = APIRouter(), review.cards
 
     @routes.post("/api/decisions")
     def decide(new: NewDecision) -> Response:
-        desk.check_row(new.row)
-        desk.check_label(new.label)
+        review.check_row(new.row)
+        review.check_label(new.label)
         try:
-            desk.decide(new.row, new.label)
+            review.decide(new.row, new.label)
         except UserError as error:
             raise HTTPException(507, f"not saved: {error}") from None
-        return _json({"row": new.row, "decided": desk.decided(new.row), "progress": desk.progress()})
+        return _json({"row": new.row, "decided": review.decided(new.row), "progress": review.progress()})
 
     @routes.post("/api/undo")
     def undo() -> Response:
         try:
-            row = desk.log.undo()
+            row = review.log.undo()
         except UserError as error:
             raise HTTPException(507, f"not saved: {error}") from None
         if row is None:
-            return _json({"row": None, "progress": desk.progress()})
-        decided = desk.decided(row)
-        card = examples.card(row) | {"decided": decided}
-        return _json({"row": row, "decided": decided, "example": card, "progress": desk.progress()})
+            return _json({"row": None, "progress": review.progress()})
+        decided = review.decided(row)
+        card = cards.card(row) | {"decided": decided}
+        return _json({"row": row, "decided": decided, "example": card, "progress": review.progress()})
 
     @routes.get("/corrections.csv")
     def export() -> Response:
-        content = corrections_csv(desk.decisions, examples.ids, examples.classes)
+        content = corrections_csv(review.decisions, cards.ids, cards.classes)
         headers = {"content-disposition": 'attachment; filename="corrections.csv"'}
         return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from crosel.runs.decisions import CODES, Decisions
 from crosel.runs.labels import FLAGS
+from crosel.runs.result import Result
 
 State = Literal["all", "undecided", "decided", "changed", "skipped"]
 Sort = Literal["least", "most", "row"]  # confidence from below, from above, or as the data stand
@@ -47,11 +48,9 @@ class Answer:
 class Search:
     """Finds pages of a fixed set of examples; only the decisions about them change."""
 
-    def __init__(
-        self, ids: Sequence[str], labels: NDArray[np.int64], sets: NDArray[np.bool_], confidence: NDArray[np.float32],
-        flags: NDArray[np.int8],
-    ) -> None:  # fmt: skip
-        self._labels, self._sets, self._confidence, self._flags = labels, sets, confidence, flags
+    def __init__(self, ids: Sequence[str], result: Result) -> None:
+        self._result = result
+        confidence = result.confidence
         self._orders = {
             "least": np.argsort(confidence, kind="stable"), "most": np.argsort(-confidence, kind="stable"),
             "row": np.arange(len(ids)),
@@ -83,15 +82,17 @@ class Search:
         return np.flatnonzero(self._matching(query, decisions)[self._orders[query.sort]])
 
     def _matching(self, query: Query, decisions: Decisions) -> NDArray[np.bool_]:
-        mask = np.ones(len(self._labels), bool)
+        result = self._result
+        mask = np.ones(len(result.labels), bool)
         if query.low > 0:
-            mask &= self._confidence >= np.float32(query.low)
+            mask &= result.confidence >= np.float32(query.low)
         if query.high < 1:
-            mask &= self._confidence <= np.float32(query.high)
+            mask &= result.confidence <= np.float32(query.high)
         if query.label is not None:
-            mask &= self._labels == query.label if query.within == "label" else self._sets[:, query.label]
+            given = query.within == "label"
+            mask &= result.labels == query.label if given else result.examples.candidates[:, query.label]
         if query.flag is not None:
-            mask &= self._flags == FLAGS.index(query.flag)
+            mask &= result.flags == FLAGS.index(query.flag)
         kinds = decisions.kinds
         if query.state == "undecided":
             mask &= kinds == 0

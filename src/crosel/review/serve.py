@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import logging
 import secrets
 import socket
 import tempfile
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import uvicorn
 
-from crosel.errors import UserError, counted, tell
+from crosel.errors import UserError, counted
 from crosel.review.app import build_app
-from crosel.review.load import load_examples
+from crosel.review.load import load_cards
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"  # never another one: the page is for whoever sits at this machine
 
@@ -24,18 +27,18 @@ HOST = "127.0.0.1"  # never another one: the page is for whoever sits at this ma
 def serve(run: Path, port: int, open_browser: bool) -> None:
     listener = listen(port)  # first: a port that is taken should be told before a long start
     with contextlib.closing(listener):
-        examples = load_examples(run)
-        for note in examples.notes:
-            tell(note)
+        cards = load_cards(run)
+        for note in cards.notes:
+            logger.warning(note)
         token = secrets.token_urlsafe(24)
-        app = build_app(examples, run / "review.jsonl", token)
+        app = build_app(cards, run / "review.jsonl", token)
         address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
         # No access log: it would hold the token. The protocol parts are named, so that extras change nothing.
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, ws="none", http="h11", loop="asyncio",
             limit_concurrency=256, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
         )  # fmt: skip
-        print(f"review {counted(examples.n, 'example')} at {address}", flush=True)
+        print(f"review {counted(cards.n, 'example')} at {address}", flush=True)
         print("every decision is saved at once; stop with Ctrl-C", flush=True)
         with _opened(address, open_browser), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(config).run(sockets=[listener])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 
 from crosel.data import Dataset
 from crosel.data.text import CsvFile
-from crosel.errors import UserError, did_you_mean, tell
+from crosel.errors import UserError, did_you_mean
 from crosel.runs.decisions import Decisions, read_lines, replay
 from crosel.runs.folder import RunFolder
 from crosel.utils.csv_cells import csv_line, unescape_formula
 from crosel.utils.files import atomic_write, new_folder, refuse_overwrite
 from crosel.utils.limits import shown
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ("id", "label", "decision")
 
@@ -32,10 +35,10 @@ def export_corrections(run: Path, out: Path) -> int:
     """Write a run's decisions as csv (id, label, decision), also while it is under review; return their number."""
     folder = RunFolder(run)
     config = folder.read_config()  # says what is wrong with the folder, if anything
-    saved = folder.read_candidates()
-    ids, decisions = saved.ids, Decisions(len(saved.candidates))
-    for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, saved.classes).notes():
-        tell(note)
+    examples = folder.training_set()
+    ids, decisions = examples.ids, Decisions(examples.n)
+    for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, examples.classes).notes():
+        logger.warning(note)
     refuse_overwrite(out, run / "review.jsonl", config.source, config.data.inputs)
     if out.suffix.lower() != ".csv":
         raise UserError(f"{out}: decisions are written as .csv; use this ending")
@@ -43,7 +46,7 @@ def export_corrections(run: Path, out: Path) -> int:
     if not count:
         raise UserError(f"{run}: no decisions yet; review it first: crosel review {run}")
     with new_folder(out.parent):
-        atomic_write(out, corrections_csv(decisions, ids, saved.classes))
+        atomic_write(out, corrections_csv(decisions, ids, examples.classes))
     return count
 
 
@@ -61,7 +64,9 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
                 "give the decisions of a run on this data"
             )
         if passed.torn:
-            tell(f"{path}: line {passed.torn[0]} is cut short or no JSON, and is ignored ({len(passed.torn)} such)")
+            logger.warning(
+                f"{path}: line {passed.torn[0]} is cut short or no JSON, and is ignored ({len(passed.torn)} such)"
+            )
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
     if path.suffix.lower() == ".csv":
         return _read_csv(path, data, rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,9 @@ from crosel.data import Dataset, full_rule, load, with_classes_of
 from crosel.data.formats import published_formats
 from crosel.data.settings import OnImages
 from crosel.data.sources import locate
-from crosel.errors import UserError, tell
+from crosel.errors import UserError
+from crosel.runs.recorder import read_metrics, write_metrics
+from crosel.runs.result import TrainingSet
 from crosel.training import checkpoint
 from crosel.training.build import build_session
 from crosel.training.callbacks import Row
@@ -29,59 +31,33 @@ from crosel.training.session import Session
 from crosel.utils.files import (
     TEMPORARY,
     atomic_write,
-    atomic_write_with,
     claimed,
     disk_errors,
     make_folder,
     new_folder,
     remove_temporary_files,
 )
-from crosel.utils.limits import check_bytes
-from crosel.utils.out_of_memory import OutOfMemoryAdvice
 from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
+logger = logging.getLogger(__name__)
+
+Removed = Literal["refuse", "tell", "ignore"]
 # Settings that do not decide what is learnt: a run may go on with other values of these.
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
     "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
-# The copy is in the host's memory, whatever trains.
-_SAVING = OutOfMemoryAdvice(
-    torch.device("cpu"),
-    "for a checkpoint",
-    "earlier checkpoints are intact; free some memory and continue with --resume",
-)
 # What a run that was killed before its config was written has left behind.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 
 
-@dataclass(frozen=True)
-class SavedSets:
-    """What candidates.npz holds: the run's sets, and what tells whether data are those that it was made with."""
-
-    candidates: NDArray[np.bool_]  # [n, k]
-    classes: tuple[str, ...]
-    shape: tuple[int, ...]  # of an example
-    fingerprint: str  # of the training inputs
-    corrected: NDArray[np.int64]  # rows whose sets corrections have replaced: there they differ from the source's own
-    y: NDArray[np.int64] | None
-    columns: tuple[str, ...] | None
-    given_ids: NDArray[np.str_] | None
-
-    @property
-    def ids(self) -> list[str]:
-        return list(map(str, range(len(self.candidates)) if self.given_ids is None else self.given_ids))
-
-
 class RunFolder:
-    """Paths and files of one run. As a callback of the loop it saves checkpoints and appends metrics."""
+    """Paths and files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self._writer = checkpoint.AsyncWriter()
-        self._rows: list[Row] = []  # of an epoch whose checkpoint is under way
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -102,7 +78,7 @@ class RunFolder:
         """Lay out a new run. The config comes last: a folder without it is not a run yet."""
         make_folder(self.checkpoints)
         remove_temporary_files(self.path)
-        self.write_candidates(data, corrected)
+        TrainingSet.of(data, corrected).save(self / "candidates.npz")
         atomic_write(self / "environment.json", json.dumps(environment, indent=1) + "\n")
         atomic_write(self / "metrics.jsonl", "")
         atomic_write(self / "config.yaml", config.to_yaml())
@@ -118,13 +94,16 @@ class RunFolder:
         if others - _BEFORE_CONFIG:
             raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
 
-    def read_config(
-        self,
-        say: Callable[[str], None] = lambda text: None,
-        removed: Literal["refuse", "tell", "ignore"] = "ignore",
-    ) -> RunConfig:
+    def read_config(self, removed: Removed = "ignore") -> RunConfig:
         """The run's settings; where the file cannot be read any more, those that the newest checkpoint carries.
         `removed`: what to do about settings of an earlier version that are gone (`check_config`)."""
+        config, damaged = self._config_or_backup(removed)
+        if damaged:
+            logger.warning(f"{self / 'config.yaml'} is damaged; using the settings from the newest checkpoint")
+        return config
+
+    def _config_or_backup(self, removed: Removed) -> tuple[RunConfig, bool]:
+        """The settings, and whether the file is damaged."""
         with disk_errors(self.path):
             if not self.path.exists():
                 raise UserError(f"{self.path}: no such run folder")
@@ -133,21 +112,18 @@ class RunFolder:
                 such_as = f"; it contains runs, such as {min(inside).parent}" if inside else ""
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
-            return check_config(read_yaml(self / "config.yaml"), f"{self / 'config.yaml'}: ", removed)
+            return check_config(read_yaml(self / "config.yaml"), f"{self / 'config.yaml'}: ", removed), False
         except RemovedSettingError:
             raise
         except UserError:
             found = checkpoint.load_newest(self.checkpoints).checkpoint
             if found is None or not isinstance(found.state.get("config"), dict):
                 raise
-            config = check_config(found.state["config"], f"{self.checkpoints}: ", removed)
-            say(f"{self / 'config.yaml'} is damaged; using the settings from the newest checkpoint")
-            return config
+            return check_config(found.state["config"], f"{self.checkpoints}: ", removed), True
 
     def take_config(self, config: RunConfig) -> None:
         """Refuse to go on with other settings than the run was started with; note those that may change."""
-        damaged: list[str] = []  # a line that says so
-        old = self.read_config(damaged.append, removed="refuse")
+        old, damaged = self._config_or_backup("refuse")
         remedy = "use the old value, or choose another --out"
         refuse_changes(old, config, f"{self.path} has a run with other settings", remedy)
         if damaged or old.to_yaml() != config.to_yaml():
@@ -163,52 +139,29 @@ class RunFolder:
 
     # --- candidate sets ---------------------------------------------------------------------------------------
 
-    def write_candidates(self, data: Dataset, corrected: Sequence[int] = ()) -> None:
+    def training_set(self) -> TrainingSet:
         """The drawn sets are part of the run: they are saved once and read back ever after."""
-        values: dict[str, Any] = {
-            "candidates": data.candidates, "classes": data.classes, "shape": data.shape, "data": data.fingerprint,
-            "corrected": np.array(corrected, np.int64), "y": data.y, "ids": data.ids, "columns": data.columns,
-        }  # fmt: skip
-        present = {name: value for name, value in values.items() if value is not None}
-        atomic_write_with(self / "candidates.npz", lambda stream: np.savez_compressed(stream, **present))
-
-    def read_candidates(self) -> SavedSets:
-        path = self / "candidates.npz"
-        try:
-            with np.load(path, allow_pickle=False) as archive, zipfile.ZipFile(path) as members:
-                check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
-                y, ids, columns = (archive.get(name) for name in ("y", "ids", "columns"))
-                return SavedSets(
-                    archive["candidates"].astype(bool, copy=False), tuple(map(str, archive["classes"])),
-                    tuple(map(int, archive["shape"])), str(archive["data"]), archive["corrected"],
-                    y=None if y is None else y.astype(np.int64),
-                    columns=None if columns is None else tuple(map(str, columns)), given_ids=ids,
-                )  # fmt: skip
-        except UserError:
-            raise
-        except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-            raise UserError(
-                f"{path}: cannot be read ({error}); restore the file, or train again with another --out"
-            ) from None
+        return TrainingSet.load(self / "candidates.npz")
 
     def with_candidates(self, data: Dataset) -> Dataset:
         """The data with the run's own sets, or a line about how the data differ from what the run was made with."""
-        saved = self.read_candidates()
-        changed = _changed(saved, data)
+        saved = self.training_set()
+        joined = replace(data, candidates=saved.candidates)
+        changed = _difference(saved, data, joined)
         if changed is not None:
             raise UserError(f"{self.path} was trained on other data: {changed}; restore the original data")
-        return replace(data, candidates=saved.candidates)
+        return joined
 
-    def stand_in(self) -> Dataset:
+    def placeholder_dataset(self) -> Dataset:
         """The shape and classes of the run's data without the data: enough to predict anywhere."""
-        saved = self.read_candidates()
+        saved = self.training_set()
         x = np.zeros((1, *saved.shape), np.uint8 if len(saved.shape) == 3 else np.float32)
         return Dataset(x, saved.classes, saved.candidates, columns=saved.columns)
 
     # --- going on ---------------------------------------------------------------------------------------------
 
-    def restore(self, session: Session) -> list[str]:
-        """Load the newest good checkpoint into the session; return lines about what was found."""
+    def restore(self, session: Session) -> None:
+        """Load the newest good checkpoint into the session, and put the folder in order."""
         make_folder(self.checkpoints)
         remove_temporary_files(self.path)
         found = checkpoint.load_newest(self.checkpoints)
@@ -218,9 +171,9 @@ class RunFolder:
                 session.restore(found.checkpoint)
             except UserError as error:
                 raise UserError(f"{self.path}: {error}") from None
-        lines = [f"checkpoint {path.name} is damaged and was moved aside" for path in found.damaged]
         with disk_errors(self.checkpoints):
             for path in found.damaged:
+                logger.warning(f"checkpoint {path.name} is damaged and was moved aside")
                 path.replace(path.with_suffix(".damaged"))
         checkpoint.prune(self.checkpoints, session.config.train.keep_checkpoints)
         p = session.progress
@@ -228,11 +181,10 @@ class RunFolder:
             with disk_errors(self / "done"):
                 (self / "done").unlink(missing_ok=True)
         if found.checkpoint is None:
-            lines.append(f"no {'good ' if found.damaged else ''}checkpoint yet; starting from the beginning")
+            logger.info(f"no {'good ' if found.damaged else ''}checkpoint yet; starting from the beginning")
         elif not self.is_done:
-            lines.append(f"continuing after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
-        atomic_write(self / "metrics.jsonl", "".join(map(_line, p.rows)))
-        return lines
+            logger.info(f"continuing after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
+        write_metrics(self / "metrics.jsonl", p.rows)
 
     def check_unchanged(self, config: RunConfig, state: Mapping[str, Any]) -> None:
         """config.yaml may have been edited or damaged since the checkpoint was written."""
@@ -241,55 +193,13 @@ class RunFolder:
         old = check_config(state["config"], f"{self.checkpoints}: ", "ignore")  # perhaps of an earlier version
         refuse_changes(old, config, f"{self / 'config.yaml'} has changed since the run started", "change it back")
 
-    # --- watching the loop ------------------------------------------------------------------------------------
-
-    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        pass
-
-    def on_checkpoint(self, session: Session) -> None:
-        self.wait()
-        tensors, state = session.state()
-        state["config"] = session.config.model_dump(mode="json")
-        save = self._writer.save if writes_behind(session.device) else checkpoint.save
-        with _SAVING:
-            save(self.checkpoints, tensors, state, session.config.train.keep_checkpoints)
-
-    def wait(self) -> None:
-        """Return when the last state is on the disk. Only then does its epoch get into the metrics."""
-        try:
-            with _SAVING:
-                self._writer.wait()
-        except Exception:
-            self._rows.clear()
-            raise
-        while self._rows:
-            row = self._rows.pop(0)
-            with disk_errors(self / "metrics.jsonl"), open(self / "metrics.jsonl", "a", encoding="utf-8") as stream:
-                stream.write(_line(row))
-
-    def on_epoch(self, session: Session, row: Row) -> None:
-        self._rows.append(row)
-        if not writes_behind(session.device):
-            self.wait()
+    # --- the end ----------------------------------------------------------------------------------------------
 
     def read_metrics(self) -> list[Row]:
-        """Rows of metrics.jsonl; a last line cut in half by a crash is left out."""
-        rows = []
-        path = self / "metrics.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
+        return read_metrics(self / "metrics.jsonl")
 
     def finish(self) -> None:
         atomic_write(self / "done", time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
-
-
-def writes_behind(device: torch.device) -> bool:
-    """Whether training goes on while a checkpoint is written. On a CPU both would want the same cores."""
-    return device.type == "cuda"
 
 
 def load_run(
@@ -298,11 +208,10 @@ def load_run(
     trust_code: bool = False,
     data_dir: Path | None = None,
     needs_data: bool = True,
-    say: Callable[[str], None] = tell,
 ) -> Session:
     """Open a run: its networks from the newest good checkpoint, and its data if `needs_data`."""
     folder = RunFolder(path)
-    config = folder.read_config(say, removed="tell")
+    config = folder.read_config(removed="tell")
     if needs_data:
         try:
             data = load_data(config, data_dir)
@@ -310,11 +219,11 @@ def load_run(
             raise UserError(f"{error} (the run's settings are in {path / 'config.yaml'})") from None
         data = folder.with_candidates(with_classes_of(data, config.candidates))
     else:
-        data = folder.stand_in()
+        data = folder.placeholder_dataset()
     session = build_session(config, data, device, trust_code=trust_code)
     found = checkpoint.load_newest(folder.checkpoints)
     for damaged in found.damaged:
-        say(f"checkpoint {damaged.name} is damaged and is ignored")
+        logger.warning(f"checkpoint {damaged.name} is damaged and is ignored")
     if found.checkpoint is None:
         raise UserError(f"{path}: there is no checkpoint yet; train it first: crosel train … --out {path}")
     try:
@@ -326,13 +235,23 @@ def load_run(
     session.progress.rows = found.checkpoint.state["rows"]
     epoch, epochs = session.progress.epoch, config.train.epochs
     if not folder.is_done and epoch < epochs:
-        say(f"{path} is not finished; using its state after {epoch} of {epochs} epochs")
+        logger.warning(f"{path} is not finished; using its state after {epoch} of {epochs} epochs")
     return session
 
 
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """The data that a config names. A run's own file that has moved is looked for in the folder that is given."""
     return load(config.source, data_dir or config.data_folder, config.data, progress)
+
+
+def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | None = None) -> NDArray[Any] | None:
+    """The training images [n, c, h, w] or features [n, d] of a run; None where they have changed since.
+
+    What cannot be read at all is a UserError or an OSError.
+    """
+    if data is None:
+        data = with_classes_of(load_data(config), config.candidates)
+    return data.x if data.fingerprint == examples.fingerprint else None
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
@@ -369,22 +288,17 @@ def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[s
     return None
 
 
-def _changed(saved: SavedSets, data: Dataset) -> str | None:
-    """In what the data are not those that the run folder's candidates.npz is about."""
-    sets = saved.candidates
-    if sets.shape != (data.n, len(data.classes)):
-        return f"{sets.shape[0]} examples and {sets.shape[1]} classes, now {data.n} and {len(data.classes)}"
-    if saved.fingerprint != data.fingerprint:
+def _difference(saved: TrainingSet, data: Dataset, joined: Dataset) -> str | None:
+    """How the data differ from those of candidates.npz. `joined` are the same inputs: hashed here, and used later."""
+    n, k = saved.candidates.shape
+    if (n, k) != (data.n, len(data.classes)):
+        return f"{n} examples and {k} classes, now {data.n} and {len(data.classes)}"
+    if saved.fingerprint != joined.fingerprint:
         return "x or the class names have changed"
     if data.candidates is not None:
-        changed = (data.candidates != sets).any(axis=1)
+        changed = (data.candidates != saved.candidates).any(axis=1)
         changed[saved.corrected] = False
         if changed.any():
             return f"the candidate set of example {int(changed.argmax())} has changed"
-    same = data.y is saved.y if data.y is None or saved.y is None else np.array_equal(data.y, saved.y)
+    same = data.y is saved.truth if data.y is None or saved.truth is None else np.array_equal(data.y, saved.truth)
     return None if same else "the true labels (y) have changed"
-
-
-def _line(row: Row) -> str:
-    # Significant digits, not decimals: a small learning rate must not become 0.
-    return json.dumps({key: float(f"{v:.7g}") if isinstance(v, float) else v for key, v in row.items()}) + "\n"

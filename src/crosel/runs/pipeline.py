@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,8 @@ from crosel.errors import Interrupted, UserError
 from crosel.runs.corrections import apply_corrections, read_corrections
 from crosel.runs.environment import command_line, environment
 from crosel.runs.folder import RunFolder, load_data, with_full_paths
-from crosel.runs.labels import label_table, write_labels
-from crosel.runs.outcome import write_predictions, write_selection
+from crosel.runs.recorder import Recorder
+from crosel.runs.result import Result
 from crosel.training.build import build_session, check_batch_size, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers
 from crosel.training.checkpoint import Checkpoint
@@ -35,7 +36,9 @@ from crosel.utils.console import Console
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.out_of_memory import advise_while_building
 
-ReportWriter = Callable[[RunFolder, Dataset], None]
+logger = logging.getLogger(__name__)
+
+ReportWriter = Callable[[RunFolder, Dataset, Result], None]
 
 
 class StopFlag:
@@ -91,7 +94,7 @@ def train_run(
     """
     check_loggers(loggers)
     console = console or Console(quiet=True)
-    folder, stop = RunFolder(out), StopFlag()
+    folder, recorder, stop = RunFolder(out), Recorder(out), StopFlag()
     try:
         with ExitStack() as held:
             build = partial(build_session, device=device, trust_code=trust_code, world=world)
@@ -100,14 +103,16 @@ def train_run(
                 held.enter_context(folder.locked())
                 folder.check_can_hold(resume or world.restarted)
                 data = load_data(config, progress=console.on_images)
-                for note in (*data.notes, *data.remarks()):
-                    console.say(note)
+                for note in data.notes:
+                    logger.info(note)
+                for warning in data.remarks():
+                    logger.warning(warning)
                 full = with_full_paths(resolve(config, data))
                 _guard(held, stop, full, device)
-                held.callback(folder.wait)  # however the run ends: what it says is saved is on the disk
+                held.callback(recorder.wait)  # however the run ends: what it says is saved is on the disk
                 if folder.exists:
-                    return _go_on(folder, full, data, build, console, corrections)
-                return _begin(folder, full, data, build, console, corrections)
+                    return _go_on(folder, full, data, build, corrections)
+                return _begin(folder, full, data, build, corrections)
 
             def follow(start: Start) -> Session:
                 _guard(held, stop, start[0], device)
@@ -117,14 +122,14 @@ def train_run(
             if world.rank:
                 fit(session, (), stop)
             elif folder.is_done:
-                console.say(f"{out} is already finished")
+                logger.info(f"{out} is already finished")
             else:
                 others = [LoggerCallback(name, folder.path, session) for name in loggers]
                 for callback in others:
                     held.callback(callback.close)
-                fit(session, (folder, console, *others), stop)
-                for line in finish(folder, session, write_report):
-                    console.say(line)
+                fit(session, (recorder, console, *others), stop)
+                recorder.wait()  # the report shows the last epoch, too
+                finish(folder, session, write_report)
             return session
     except Interrupted:
         again = f"crosel train --resume --out {out}{' --trust-code' if trust_code else ''}"
@@ -136,9 +141,7 @@ def train_run(
 Build = Callable[[RunConfig, Dataset], Session]  # knows what the run computes on
 
 
-def _begin(
-    folder: RunFolder, config: RunConfig, data: Dataset, build: Build, console: Console, corrections: Path | None
-) -> Session:
+def _begin(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:
     """Begin a run in the folder."""
     data = draw_candidates(data, config.candidates, config.seed)
     known = read_corrections(corrections, data) if corrections else {}
@@ -147,22 +150,19 @@ def _begin(
     check_batch_size(session)
     folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
     if corrections and not known:
-        console.say(f"{corrections}: no known label in it, so nothing is corrected")
-    for line in (*config.remarks(), *summarise(data).remarks()):
-        console.say(line)
+        logger.warning(f"{corrections}: no known label in it, so nothing is corrected")
+    for warning in (*config.remarks(), *summarise(data).remarks()):
+        logger.warning(warning)
     return session
 
 
-def _go_on(
-    folder: RunFolder, config: RunConfig, data: Dataset, build: Build, console: Console, corrections: Path | None
-) -> Session:
+def _go_on(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:
     """Go on with the run in the folder, from its last checkpoint."""
     if corrections:
         raise UserError(f"{folder.path}: corrections apply only to a new run; choose another --out")
     folder.take_config(config)
     session = build(config, folder.with_candidates(with_classes_of(data, config.candidates)))
-    for line in folder.restore(session):
-        console.say(line)
+    folder.restore(session)
     return session
 
 
@@ -189,14 +189,12 @@ def _follow(start: Start, build: Build) -> Session:
     return session
 
 
-def finish(folder: RunFolder, session: Session, write_report: ReportWriter | None = None) -> list[str]:
-    """Write what a finished run leaves behind; `done` comes last. Return what there is to say about it."""
-    folder.wait()  # the report shows the last epoch, too
-    table = label_table(session)
-    write_selection(session, folder / "selection.npz")
-    write_predictions(session, table, folder / "predictions.npz")
-    write_labels(table, folder / "labels.csv")
+def finish(folder: RunFolder, session: Session, write_report: ReportWriter | None = None) -> None:
+    """Write what a finished run leaves behind; `done` comes last."""
+    result = Result.of(session, with_test=True)
+    result.save(folder.path)
     if write_report is not None:
-        write_report(folder, session.data)
+        write_report(folder, session.data, result)
     folder.finish()
-    return table.remarks()
+    for warning in result.warnings():
+        logger.warning(warning)

@@ -1,55 +1,39 @@
-"""All that the page shows of a run, as arrays in memory, and the questions that the page asks of them."""
+"""A result as the page shows it: cards of examples, and the questions that the page asks of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.pictures import png
+from crosel.report.html import png
 from crosel.review.search import Answer, Query, Search
 from crosel.runs.decisions import Decisions
 from crosel.runs.labels import FLAGS
-from crosel.runs.outcome import SavedSelection
+from crosel.runs.result import NetworkLabels, Result
 
 SHOWN = 8  # candidates on a card; the others are in the dialogue
 FEATURES = 6
 SIDE = 128  # pixels of a thumbnail's longer side, at most
 KEYS = "123456789" + "qwertyidfghjklzxcvbm"  # the letters left over by the page's own commands
 
-Array = NDArray[Any]
 
+class Cards:
+    """The examples of a result, with their inputs where these can be had: images [n, c, h, w] or features [n, d]."""
 
-@dataclass
-class Examples:
-    name: str
-    about: str  # method and source, for people
-    ids: list[str]
-    classes: tuple[str, ...]
-    sets: NDArray[np.bool_]  # [n, k]
-    labels: NDArray[np.int64]  # what the run says
-    confidence: NDArray[np.float32]
-    selected: list[str]  # "both", "one", "neither", or "" for methods that do not select
-    flags: NDArray[np.int8]  # places in FLAGS
-    version: str  # of the inputs, for the browser's cache
-    x: Array | None = None  # images [n, c, h, w] or features [n, d]; None: no longer to be had
-    probabilities: NDArray[np.float16] | None = None  # [n, k]
-    selection: SavedSelection | None = None  # what each network says, and said before
-    columns: tuple[str, ...] = ()  # names of the features, where the run knows them
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, result: Result, x: NDArray[Any] | None, name: str, about: str, notes: Sequence[str] = ()
+    ) -> None:
+        self.result, self.examples, self.x = result, result.examples, x
+        self.name, self.about, self.notes = name, about, list(notes)  # `about`: method and source, for people
+        self.ids, self.classes, self.n = self.examples.ids, self.examples.classes, self.examples.n
+        self._selected = result.selected_words()
+        self._search = Search(self.ids, result)
         # A method on the object would keep it alive in a shared cache.
         self.picture = lru_cache(maxsize=2048)(self._picture)
-        self._search = Search(self.ids, self.labels, self.sets, self.confidence, self.flags)
-
-    @property
-    def n(self) -> int:
-        return len(self.ids)
 
     @property
     def has_images(self) -> bool:
@@ -72,12 +56,13 @@ class Examples:
 
     def cards(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
         """All that the page shows of these examples. Arrays are cut once for all rows: that is most of the time."""
-        sets, labels = self.sets[rows], self.labels[rows].tolist()
-        confidence = self.confidence[rows].tolist()
-        p = None if self.probabilities is None else self.probabilities[rows]
+        result = self.result
+        sets, labels = self.examples.candidates[rows], result.labels[rows].tolist()
+        confidence = result.confidence[rows].tolist()
+        p = None if result.probabilities is None else result.probabilities[rows]
         chances = [None] * len(rows) if p is None else p.tolist()
         tops = [None] * len(rows) if p is None else p.argmax(axis=1).tolist()
-        networks = None if self.selection is None else network_cards(self.selection, rows)
+        networks = None if result.networks is None else network_cards(result.networks, rows)
         first, column = np.nonzero(sets)  # row by row: the sets as one list, cut at `ends`
         inside_all, ends = column.tolist(), np.searchsorted(first, np.arange(len(rows) + 1)).tolist()
         cards = []
@@ -92,8 +77,8 @@ class Examples:
             sure = round(confidence[i], 4)
             given = [sure if j == label else None for j in shown] if own is None else [round(own[j], 4) for j in shown]
             card: dict[str, Any] = {
-                "row": row, "id": self.ids[row], "label": label, "confidence": sure, "flag": FLAGS[self.flags[row]],
-                "selected": self.selected[row], "more": len(inside) - len(shown),
+                "row": row, "id": self.ids[row], "label": label, "confidence": sure, "flag": FLAGS[result.flags[row]],
+                "selected": self._selected[row], "more": len(inside) - len(shown),
                 "candidates": [{"label": j, "key": key, "p": c} for j, key, c in zip(shown, keys, given, strict=True)],
             }  # fmt: skip
             if own is not None and tops[i] not in inside:
@@ -108,18 +93,19 @@ class Examples:
         return cards
 
     def _probability(self, row: int, label: int) -> float | None:
-        if self.probabilities is not None:
-            return round(float(self.probabilities[row, label]), 4)
-        return round(float(self.confidence[row]), 4) if label == self.labels[row] else None
+        result = self.result
+        if result.probabilities is not None:
+            return round(float(result.probabilities[row, label]), 4)
+        return round(float(result.confidence[row]), 4) if label == result.labels[row] else None
 
     def all_classes(self, row: int) -> list[dict[str, Any]]:
         """Every class for the dialogue: those outside the set first, the most probable on top."""
-        keys: Sequence[Any] = (np.arange(len(self.classes)), self.sets[row])
-        if self.probabilities is not None:
-            keys = (keys[0], -self.probabilities[row].astype(np.float32), self.sets[row])
+        inside, p = self.examples.candidates[row], self.result.probabilities
+        keys: list[NDArray[Any]] = [np.arange(len(self.classes)), inside]
+        if p is not None:
+            keys.insert(1, -p[row].astype(np.float32))
         return [
-            {"label": int(j), "p": self._probability(row, int(j)), "inside": bool(self.sets[row, j])}
-            for j in np.lexsort(keys)
+            {"label": j, "p": self._probability(row, j), "inside": bool(inside[j])} for j in np.lexsort(keys).tolist()
         ]
 
     @property
@@ -146,16 +132,16 @@ def reduced(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return means
 
 
-def network_cards(selection: SavedSelection, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:
+def network_cards(networks: NetworkLabels, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:
     """What each network says of each of these examples, in how many epochs it selected it, and its last predictions."""
     values: dict[str, Any] = {
-        "label": selection.labels[:, rows], "confidence": selection.confidence[:, rows].round(4).astype(float).round(4),
-        "selected": selection.mask[:, rows].astype(bool),
+        "label": networks.labels[:, rows], "confidence": networks.confidence[:, rows].round(4).astype(float).round(4),
+        "selected": networks.selected[:, rows].astype(bool),
     }  # fmt: skip
-    if selection.epochs is not None:
-        values["epochs"] = selection.epochs[:, rows]
-    if selection.past_labels is not None:
-        values["past"] = selection.past_labels[:, :, rows].transpose(0, 2, 1)  # [v, rows, t], oldest first
+    if networks.epochs_selected is not None:
+        values["epochs"] = networks.epochs_selected[:, rows]
+    if networks.past_labels is not None:
+        values["past"] = networks.past_labels[:, :, rows].transpose(0, 2, 1)  # [v, rows, t], oldest first
     lists = {name: array.tolist() for name, array in values.items()}
-    networks = range(len(selection.labels))
-    return [[{name: found[v][i] for name, found in lists.items()} for v in networks] for i in range(len(rows))]
+    count = range(len(networks.labels))
+    return [[{name: found[v][i] for name, found in lists.items()} for v in count] for i in range(len(rows))]

@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.charts import SHOWN_POINTS, bar_figure, dot_figure, matrix_figure, scatter_figure
-from crosel.report.curves import Chart, Reliability, Series, calibration_figure, figures
-from crosel.report.figure import Figure
-from crosel.report.gather import Labels, RunData
+from crosel.report.charts import (
+    SHOWN_POINTS,
+    Chart,
+    Reliability,
+    Series,
+    bar_figure,
+    calibration_figure,
+    dot_figure,
+    line_figures,
+    matrix_figure,
+    scatter_figure,
+)
+from crosel.report.drawing import Figure
+from crosel.report.run import Run
 from crosel.report.tables import class_shares, confusions, share_names
+from crosel.runs.result import Result
 
 DOT_CLASSES = 20  # more lines than this would be taller than a screen
 MATRIX_CLASSES = 100
@@ -25,7 +36,7 @@ _LOSSES = {"loss": "total", "loss_selected": "selected", "loss_comix": "co-mix"}
 _NOT_IN_WARM_UP = ("loss_selected", "loss_comix")  # metrics.jsonl has them as 0 there
 
 
-def curves(run: RunData) -> list[Figure]:
+def curves(run: Run) -> list[Figure]:
     """Everything over the epochs."""
     marks = [(run.warm_up + 0.5, "end of warm-up")] if run.warm_up else []
     common: dict[str, Any] = {"marks": marks, "epochs": len(run.rows)}
@@ -38,7 +49,7 @@ def curves(run: RunData) -> list[Figure]:
 
     losses = [key for key in dict.fromkeys(k for row in run.rows for k in row) if key.startswith("loss")]
     both = "both networks" if run.points("test_accuracy_1") else "test accuracy"
-    return figures([
+    return line_figures([
         Chart(
             "accuracy", "Test accuracy",
             series(("test_accuracy", both, False), ("test_accuracy_1", "network 1", True),
@@ -68,7 +79,7 @@ def curves(run: RunData) -> list[Figure]:
     ])  # fmt: skip
 
 
-def shared_curves(runs: Sequence[RunData]) -> list[Figure]:
+def shared_curves(runs: Sequence[Run]) -> list[Figure]:
     """Several runs in the same charts."""
     ends = dict.fromkeys(run.warm_up for run in runs if run.warm_up)
     marks = [(end + 0.5, "end of warm-up") for end in ends] if len(ends) == 1 else []
@@ -77,7 +88,7 @@ def shared_curves(runs: Sequence[RunData]) -> list[Figure]:
     def series(key: str) -> list[Series]:
         return [Series(run.name, run.points(key), i) for i, run in enumerate(runs)]
 
-    return figures([
+    return line_figures([
         Chart("accuracy", "Test accuracy", series("test_accuracy"), percent=True, **common),
         Chart("selection-ratio", "S-ratio", series("selection_ratio"), percent=True, low=0, high=1, **common),
         Chart("selection-accuracy", "S-acc", series("oracle_selection_accuracy"), True, **common),
@@ -93,7 +104,7 @@ def shared_curves(runs: Sequence[RunData]) -> list[Figure]:
 # --- sets and labels ----------------------------------------------------------------------------------------------
 
 
-def set_sizes(run: RunData) -> Figure:
+def set_sizes(run: Run) -> Figure:
     sizes = Counter(run.set_sizes.tolist())
     low, high = min(sizes), max(sizes)
     width = -(-(high - low + 1) // 12)
@@ -106,11 +117,12 @@ def set_sizes(run: RunData) -> Figure:
     return bar_figure("set-sizes", "Sizes of the candidate sets", bars, [("", "c1")], "labels in the set", mean)
 
 
-def confidence(run: RunData, labels: Labels) -> Figure:
+def confidence(result: Result) -> Figure:
     """How sure the labels are; where truth is known, right and wrong ones apart."""
-    bins = np.minimum((labels.confidence * 10).astype(int), 9)
-    right = np.ones(len(bins), bool) if run.truth is None else labels.labels == run.truth
-    parts = [("", "c1")] if run.truth is None else [("right", "c1"), ("wrong", "c2")]
+    bins = np.minimum((result.confidence * 10).astype(int), 9)
+    truth = result.examples.truth
+    right = np.ones(len(bins), bool) if truth is None else result.labels == truth
+    parts = [("", "c1")] if truth is None else [("right", "c1"), ("wrong", "c2")]
     bars = []
     for b in range(10):
         counts = [int((right & (bins == b)).sum()), int((~right & (bins == b)).sum())]
@@ -119,35 +131,35 @@ def confidence(run: RunData, labels: Labels) -> Figure:
     return bar_figure("confidence", "Confidence of the labels", bars, parts, "confidence from, %", note)
 
 
-def calibration(run: RunData) -> Figure | None:
-    found, p = [], run.predictions
-    if run.truth is not None and run.labels is not None:
-        found.append(("training labels", Reliability.of(run.labels.confidence, run.labels.labels == run.truth)))
-    if p.test is not None and p.y_test is not None:
-        sure = p.test.max(axis=1).astype(np.float64)
-        found.append(("test set", Reliability.of(sure, p.test.argmax(axis=1) == p.y_test)))
+def calibration(result: Result) -> Figure | None:
+    found, truth, test = [], result.examples.truth, result.test_probabilities
+    if truth is not None:
+        found.append(("training labels", Reliability.of(result.confidence, result.labels == truth)))
+    if test is not None:
+        sure = test.max(axis=1).astype(np.float64)
+        found.append(("test set", Reliability.of(sure, test.argmax(axis=1) == result.test_truth)))
     return calibration_figure(found)
 
 
-def classes(run: RunData, labels: Labels) -> Figure:
+def classes(result: Result) -> Figure:
     """Selection and confidence by class; of many classes those that stand worst."""
-    rows = class_shares(run, labels)
-    title = "Confidence and selection by class" if labels.selects else "Confidence by class"
+    rows = class_shares(result)
+    title = "Confidence and selection by class" if result.selected is not None else "Confidence by class"
     if len(rows) > DOT_CLASSES:
         worst = sorted((r for r in rows if r[1]), key=lambda r: r[2][-1] or 0.0)[:DOT_CLASSES]
         rows, title = worst, f"{title}: the {len(worst)} lowest"
-    return dot_figure("classes", title, [(name, shares) for name, _, shares in rows], share_names(run, labels))
+    return dot_figure("classes", title, [(name, shares) for name, _, shares in rows], share_names(result))
 
 
-def projection(run: RunData, labels: Labels, x: NDArray[Any] | None) -> Figure | None:
+def projection(result: Result, x: NDArray[Any] | None) -> Figure | None:
     """Features on their two principal components, coloured by the label given."""
     if x is None or x.ndim != 2:
         return None
     rows = np.random.default_rng(0).permutation(len(x))[:SHOWN_POINTS]
-    rows = rows[labels.labels[rows] >= 0]
+    rows = rows[result.labels[rows] >= 0]
     places, kept = principal_components(x[rows])
-    note = f"{len(rows):,} of {run.n:,} examples; the two axes cover {100 * kept:.0f}\u202f% of the variance."
-    return scatter_figure(places, labels.labels[rows], run.classes, note)
+    note = f"{len(rows):,} of {len(x):,} examples; the two axes cover {100 * kept:.0f}\u202f% of the variance."
+    return scatter_figure(places, result.labels[rows], result.examples.classes, note)
 
 
 def principal_components(x: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
@@ -165,11 +177,12 @@ def principal_components(x: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
     return places, float(pca.explained_variance_ratio_.sum())
 
 
-def run_figures(run: RunData, x: NDArray[Any] | None) -> list[Figure]:
+def run_figures(run: Run, x: NDArray[Any] | None) -> list[Figure]:
     """All of them, for files."""
     out: list[Figure | None] = [*curves(run), set_sizes(run)]
-    if run.labels is not None:
-        out += [confidence(run, run.labels), calibration(run), classes(run, run.labels), projection(run, run.labels, x)]
+    if run.result is not None:
+        result = run.result
+        out += [confidence(result), calibration(result), classes(result), projection(result, x)]
     if len(run.classes) <= MATRIX_CLASSES:
         out += [matrix_figure(name, title, counts, run.classes) for name, title, counts in confusions(run)]
     return [figure for figure in out if figure is not None]

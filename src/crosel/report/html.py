@@ -1,11 +1,20 @@
-"""Small parts of a page: numbers, tables, bars, sections. What comes in as `html` is escaped already."""
+"""Parts of a page: numbers, tables, bars, sections, images. Text that parts take as HTML is escaped already."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
-from crosel.report.axes import number
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from crosel.report.charts import number
+
+SIDE = 64  # pixels of a thumbnail's longer side, at most
 
 
 def percent(value: float) -> str:
@@ -62,3 +71,17 @@ def stack(caption: str, parts: Sequence[tuple[str, int, str]], note: str = "") -
         f'<figure class="chart stack"><figcaption>{escape(caption)}</figcaption>'
         f'<div class="pieces" aria-hidden="true">{pieces}</div><ul class="legend">{items}</ul>{words}</figure>'
     )
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """A PNG file of an image [c, h, w]: RGB, or grey where it has another number of channels than 3."""
+    out = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0) if len(image) == 3 else image[0])).save(out, "PNG")
+    return out.getvalue()
+
+
+def thumbnail(image: NDArray[Any], alt: str) -> str:
+    """An <img> of an image [c, h, w], reduced by leaving out pixels; `alt` is escaped already."""
+    step = -(-max(image.shape[1:]) // SIDE)
+    data = base64.b64encode(png(image[:, ::step, ::step])).decode()
+    return f'<img class="thumb" width="44" height="44" alt="{alt}" src="data:image/png;base64,{data}">'

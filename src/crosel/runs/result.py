@@ -1,0 +1,337 @@
+"""What a run says about its training examples: in memory, and as files of the run folder.
+
+A finished run makes its `Result` once; labels, report, review page and estimators use it as it is. Of the files only
+`candidates.npz` and `labels.csv` must be there: what else is missing or damaged is left out.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from crosel.data import Dataset
+from crosel.errors import UserError, some_of
+from crosel.methods.bank import agreed_labels, label_is_candidate
+from crosel.methods.base import TrainingLabels
+from crosel.runs.labels import FLAGS, SELECTED, read_labels, write_labels
+from crosel.training.metrics import predictions_per_class, rarely_predicted
+from crosel.training.session import Session
+from crosel.training.trainer import predict_chunks, predicted_probabilities
+from crosel.utils.files import atomic_write_with
+from crosel.utils.limits import check_bytes
+
+NAMED = 3  # classes that a line about lost ones names before it counts
+UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
+SAVED_ENTRIES = 1 << 26  # of a table of probabilities, two bytes each; a larger one is not saved
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The training examples without their inputs, and what tells whether inputs are theirs (`candidates.npz`)."""
+
+    classes: tuple[str, ...]
+    candidates: NDArray[np.bool_]  # [n, k]
+    shape: tuple[int, ...]  # of an example
+    fingerprint: str  # of the inputs
+    truth: NDArray[np.int64] | None = None
+    given_ids: Sequence[str] | None = None  # None: 0, 1, 2, …
+    columns: tuple[str, ...] | None = None  # names of the features, where the data name them
+    corrected: NDArray[np.int64] | None = None  # rows whose sets are corrections, not the source's own
+
+    @classmethod
+    def of(cls, data: Dataset, corrected: Sequence[int] = ()) -> TrainingSet:
+        assert data.candidates is not None
+        return cls(
+            data.classes, data.candidates, data.shape, data.fingerprint, data.y, data.ids, data.columns,
+            np.array(corrected, np.int64),
+        )  # fmt: skip
+
+    @property
+    def n(self) -> int:
+        return len(self.candidates)
+
+    def example_id(self, row: int) -> str:
+        return str(row) if self.given_ids is None else self.given_ids[row]
+
+    @property
+    def ids(self) -> list[str]:
+        return list(map(str, range(self.n))) if self.given_ids is None else list(self.given_ids)
+
+    def take(self, rows: NDArray[np.int64]) -> TrainingSet:
+        """The same examples in another order."""
+        ids = [self.example_id(row) for row in rows.tolist()]
+        return replace(
+            self, candidates=self.candidates[rows], truth=_rows(self.truth, rows), given_ids=ids, corrected=None
+        )
+
+    def save(self, path: Path) -> None:
+        _save_arrays(path, {
+            "candidates": self.candidates, "classes": self.classes, "shape": self.shape, "data": self.fingerprint,
+            "corrected": self.corrected, "y": self.truth, "ids": self.given_ids, "columns": self.columns,
+        })  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path) -> TrainingSet:
+        try:
+            with np.load(path, allow_pickle=False) as archive, zipfile.ZipFile(path) as members:
+                check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
+                y, ids, columns = (archive.get(name) for name in ("y", "ids", "columns"))
+                return cls(
+                    tuple(map(str, archive["classes"])), archive["candidates"].astype(bool, copy=False),
+                    tuple(map(int, archive["shape"])), str(archive["data"]),
+                    truth=None if y is None else y.astype(np.int64),
+                    given_ids=None if ids is None else tuple(map(str, ids)),
+                    columns=None if columns is None else tuple(map(str, columns)), corrected=archive["corrected"],
+                )  # fmt: skip
+        except UserError:
+            raise
+        except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
+            raise UserError(
+                f"{path}: cannot be read ({error}); restore the file, or train again with another --out"
+            ) from None
+
+
+@dataclass(frozen=True)
+class NetworkLabels:
+    """What each network says after the last epoch, [v, n], and what came before (`selection.npz`)."""
+
+    labels: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    selected: NDArray[np.bool_]
+    epochs_selected: NDArray[np.int32] | None = None
+    past_labels: NDArray[np.int32] | None = None  # [v, t, n], newest last; -1: not seen
+    past_confidence: NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(cls, chosen: TrainingLabels) -> NetworkLabels:
+        tensors = (
+            chosen.labels.to(torch.int32), chosen.confidence, chosen.selected, chosen.epochs_selected,
+            chosen.past_labels, chosen.past_confidence,
+        )  # fmt: skip
+        return cls(*(None if tensor is None else tensor.cpu().numpy() for tensor in tensors))  # type: ignore[arg-type]
+
+    @property
+    def never_selected(self) -> NDArray[np.bool_]:
+        """Examples that no network ever selected (in the last epoch, where no more is known)."""
+        ever = self.selected if self.epochs_selected is None else self.epochs_selected > 0
+        return np.asarray(~ever.any(axis=0))
+
+    def take(self, rows: NDArray[np.int64]) -> NetworkLabels:
+        return NetworkLabels(*(None if a is None else a[..., rows] for a in vars(self).values()))  # type: ignore[arg-type]
+
+    def save(self, path: Path) -> None:
+        _save_arrays(path, {
+            "labels": self.labels, "confidence": self.confidence, "mask": self.selected,
+            "epochs": self.epochs_selected, "past_labels": self.past_labels, "past_confidence": self.past_confidence,
+        })  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path, n: int) -> NetworkLabels | None:
+        found = load_arrays(path)
+        labels, confidence, mask = (found.get(name) for name in ("labels", "confidence", "mask"))
+        if labels is None or confidence is None or mask is None or not labels.shape == confidence.shape == mask.shape:
+            return None
+        if labels.ndim != 2 or labels.shape[1] != n:
+            return None
+        epochs, past, sure = (found.get(name) for name in ("epochs", "past_labels", "past_confidence"))
+        if epochs is not None and epochs.shape != labels.shape:
+            epochs = None
+        if past is None or sure is None or not past.shape == sure.shape == (len(labels), *past.shape[1:2], n):
+            past = sure = None
+        return cls(labels, confidence, mask, epochs, past, sure)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Labels of the training set, one row per example, and how sure they are."""
+
+    examples: TrainingSet
+    labels: NDArray[np.int64]  # always a candidate; read from a file, -1 for a name that is not among the classes
+    confidence: NDArray[np.float32]
+    flags: NDArray[np.int8]  # positions in FLAGS
+    selected: NDArray[np.int64] | None = None  # by how many networks; None: the method does not select
+    networks: NetworkLabels | None = None  # None: the method does not select, or the file is not there
+    probabilities: NDArray[np.floating] | None = None  # [n, k], of all classes
+    predicted: NDArray[np.int64] | None = None  # [k]: for how many examples whose set holds it, a class is predicted
+    outside_labels: NDArray[np.int64] | None = None  # what the set seems to miss, otherwise -1; labels.csv has no such
+    test_probabilities: NDArray[np.float16] | None = None
+    test_truth: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, session: Session, outside_gamma: float | None = None, with_test: bool = False) -> Result:
+        """Label the training set in one pass; a label is the most probable one inside the candidate set.
+
+        `outside_gamma` replaces the run's own threshold for the flag `outside`. It needs no training: the run keeps its
+        history. `with_test` predicts the test set, too, where there is one that is not too large.
+        """
+        examples, data = TrainingSet.of(session.data), session.data
+        chosen = _training_labels(session, outside_gamma)
+        parts, guesses = [], []
+        for _, outputs in predict_chunks(session, data.x):
+            parts.append(session.method.combine(outputs).cpu())
+            guesses.append(outputs.argmax(dim=2).cpu())
+        probabilities = torch.cat(parts)
+        inside = probabilities.masked_fill(~torch.from_numpy(examples.candidates), -1.0)
+        confidence, labels = (found.numpy() for found in inside.max(dim=1))
+        flags, outside = flag_rows(chosen, examples.candidates, torch.cat(guesses, dim=1).numpy(), confidence)
+        test = None
+        if with_test and data.x_test is not None and len(data.x_test) * len(data.classes) <= SAVED_ENTRIES:
+            test = predicted_probabilities(session, data.x_test).half().numpy()
+        return cls(
+            examples, labels, confidence, flags,
+            selected=None if chosen is None else chosen.selected.sum(dim=0).cpu().numpy(),
+            networks=None if chosen is None else NetworkLabels.of(chosen),
+            probabilities=probabilities.numpy(),
+            predicted=predictions_per_class(probabilities.numpy(), examples.candidates),
+            outside_labels=outside, test_probabilities=test, test_truth=None if test is None else data.y_test,
+        )  # fmt: skip
+
+    def flag_names(self) -> list[str]:
+        return [FLAGS[flag] for flag in self.flags]
+
+    def selected_words(self) -> list[str]:
+        """As labels.csv has them: how many networks selected each example; "" for methods that do not select."""
+        if self.selected is None:
+            return [""] * len(self.labels)
+        return [SELECTED[min(count, 2)] for count in self.selected.tolist()]
+
+    def warnings(self) -> list[str]:
+        if self.predicted is None:
+            return []
+        return rarely_predicted_warning(self.predicted, self.examples.candidates, self.examples.classes)
+
+    def least_confident_first(self) -> Result:
+        """The same examples, ordered as the review page shows them."""
+        rows = np.argsort(self.confidence, kind="stable")
+        return replace(
+            self, examples=self.examples.take(rows), labels=self.labels[rows], confidence=self.confidence[rows],
+            flags=self.flags[rows], selected=_rows(self.selected, rows), probabilities=_rows(self.probabilities, rows),
+            networks=None if self.networks is None else self.networks.take(rows),
+            outside_labels=_rows(self.outside_labels, rows),
+        )  # fmt: skip
+
+    def save(self, folder: Path) -> None:
+        """Write labels.csv, selection.npz and predictions.npz; tables that would be too large are left out."""
+        if self.networks is not None:
+            self.networks.save(folder / "selection.npz")
+        p = self.probabilities
+        train = None if p is None or p.size > SAVED_ENTRIES else p.astype(np.float16)
+        _save_arrays(folder / "predictions.npz", {
+            "predicted": self.predicted, "train": train, "test": self.test_probabilities, "y_test": self.test_truth,
+        })  # fmt: skip
+        write_labels(self, folder / "labels.csv")
+
+    @classmethod
+    def load(cls, folder: Path, examples: TrainingSet) -> Result | None:
+        """None where there is no labels.csv: the run is not finished."""
+        path = folder / "labels.csv"
+        if not path.is_file():
+            return None
+        rows = read_labels(path)
+        if len(rows) != examples.n:
+            raise UserError(
+                f"{path}: {len(rows)} labels for {examples.n} examples; write it again with: "
+                f"crosel labels RUN --out {path}"
+            )
+        number = {name: j for j, name in enumerate(examples.classes)}
+        counts = {word: count for count, word in enumerate(SELECTED)}
+        selects = any(row.selected for row in rows)
+        return cls(
+            examples,
+            np.array([number.get(row.label, -1) for row in rows], np.int64),
+            np.array([row.confidence for row in rows], np.float32),
+            np.array([FLAGS.index(row.flag) for row in rows], np.int8),
+            np.array([counts.get(row.selected, 0) for row in rows], np.int64) if selects else None,
+            NetworkLabels.load(folder / "selection.npz", examples.n),
+            **_load_predictions(folder / "predictions.npz", *examples.candidates.shape),
+        )
+
+
+def _training_labels(session: Session, outside_gamma: float | None) -> TrainingLabels | None:
+    method = session.method
+    if outside_gamma is None:
+        return method.training_labels()
+    if not 0 <= outside_gamma <= 1:
+        raise UserError(f"--outside-gamma must lie between 0 and 1, not {outside_gamma:g}")
+    chosen = method.training_labels(outside_gamma)
+    if chosen is None:
+        raise UserError(
+            f"{method.name} keeps no history, so it cannot find labels outside the sets; leave out --outside-gamma"
+        )
+    return chosen
+
+
+def flag_rows(
+    chosen: TrainingLabels | None,
+    sets: NDArray[np.bool_],
+    guesses: NDArray[np.int64],  # [v, n]: what each network predicts now
+    confidence: NDArray[np.float32],
+) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Flags, and the labels outside the sets (-1 where there is none).
+
+    `outside`: all networks are stable and confident about one label that is not in the set. `disputed`: the
+    networks predict different labels. `unsure`: no network selected the example (or the confidence is low).
+    """
+    disputed = (guesses != guesses[0]).any(axis=0)
+    if chosen is None:
+        outside, unsure = np.full(len(confidence), -1, np.int64), confidence < UNSURE_BELOW
+    else:
+        agreed = agreed_labels(chosen.labels, chosen.stable).long().cpu()
+        outside = agreed.masked_fill(label_is_candidate(agreed, torch.from_numpy(sets)), -1).numpy()
+        unsure = ~chosen.selected.any(dim=0).cpu().numpy()
+    names = np.select([outside >= 0, disputed, unsure], [FLAGS.index(f) for f in ("outside", "disputed", "unsure")])
+    return names.astype(np.int8), outside
+
+
+def rarely_predicted_warning(
+    predicted: NDArray[np.int64], sets: NDArray[np.bool_], classes: Sequence[str]
+) -> list[str]:
+    """A line about the classes that are hardly predicted, where there are any."""
+    found = rarely_predicted(predicted, sets)
+    if not found:
+        return []
+    held = sets.sum(axis=0)
+    names = [f"{classes[j]} ({predicted[j]:,} of {held[j]:,})" for j in found]
+    names[0] = names[0].removesuffix(")") + " examples whose sets hold it)"
+    lost = some_of(names, NAMED)
+    return [f"hardly predicted: {lost}: lost in training, not learnt yet, or rare (docs: Lost classes)"]
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def _rows(array: Any, rows: NDArray[np.int64]) -> Any:
+    return None if array is None else array[rows]
+
+
+def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    present = {name: array for name, array in arrays.items() if array is not None}
+    atomic_write_with(path, lambda stream: np.savez_compressed(stream, **present))
+
+
+def load_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an npz file; none where it is not there, or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception:  # zip, zlib and numpy each have their own errors
+        return {}
+
+
+def _load_predictions(path: Path, n: int, k: int) -> dict[str, Any]:
+    found = load_arrays(path)
+    train, test, truth, predicted = (found.get(name) for name in ("train", "test", "y_test", "predicted"))
+    if train is not None and train.shape != (n, k):
+        train = None
+    if test is None or truth is None or test.shape != (len(truth), k):
+        test = truth = None
+    if predicted is not None and (predicted.shape != (k,) or predicted.dtype.kind != "i"):
+        predicted = None
+    return {"probabilities": train, "predicted": predicted, "test_probabilities": test, "test_truth": truth}
