@@ -14,10 +14,10 @@ import torch
 from _support import CroselCli, small_arrays
 
 from crosel.bench import EXECUTORS, BenchRun, Options, RunResult, Suite, parse_suite, run_one, run_suite, search_suite
-from crosel.bench.command import search_lines
 from crosel.bench.progress import Progress
 from crosel.bench.search import judge
 from crosel.bench.space import Range, parse_search
+from crosel.cli.bench import search_lines
 from crosel.config import build_config
 from crosel.data import load
 from crosel.errors import Interrupted, UserError

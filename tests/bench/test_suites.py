@@ -14,7 +14,7 @@ import yaml
 from _support import PAPER, PAPER_VIEWS
 
 from crosel.bench import BenchRun, expand, parse_suite, read_suite, suites
-from crosel.bench.command import list_lines
+from crosel.cli.bench import list_lines
 from crosel.errors import UserError
 from crosel.utils.trees import dotted
 

@@ -18,6 +18,17 @@ def tables(
     ] = None,
 ) -> None:
     """Compare runs with the paper's figures. The tables show mean and deviation over seeds."""
-    from crosel.bench.tables import tables_command
+    from crosel.bench.tables import make_tables, pick_format
+    from crosel.utils.files import atomic_write, new_folder
 
-    tables_command(folders, format_, out, typer.echo)
+    form = pick_format(format_, out)
+    text, notes = make_tables(folders, form)
+    if form == "csv":  # it has no place for them, but nothing may be left out in silence
+        for note in notes:
+            typer.echo(note, err=True)
+    if out is None:
+        typer.echo(text.rstrip("\n"))
+        return
+    with new_folder(out.parent):
+        atomic_write(out, text)
+    typer.echo(f"tables: {out}")

@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from crosel.bench.tables.build import Row, Table, usual_settings
 from crosel.bench.tables.collect import Collection
 from crosel.bench.tables.paper import METRICS, Figure, paper, whole_method
 from crosel.bench.tables.statistics import Estimate, PairedTest
+from crosel.errors import UserError, choose_from
 from crosel.utils.csv_cells import csv_line
 from crosel.utils.text import duration
 
@@ -20,25 +22,35 @@ FORMATS = ("markdown", "csv", "latex")
 ENDINGS = {".md": "markdown", ".txt": "markdown", ".csv": "csv", ".tex": "latex"}
 
 
-class Text(NamedTuple):
-    """What stands in a cell, before it is escaped."""
-
-    text: str
-    bold: bool = False
-
-
 @dataclass(frozen=True)
 class Column:
     title: str
-    cell: Callable[[Row], Text]
+    text: Callable[[Row], str]
     right: bool = True
+    marks_best: bool = False  # the best row's text is bold
+
+
+def pick_format(form: str | None, out: Path | None = None) -> str:
+    """The format asked for, or that of the file's ending, or markdown."""
+    if form is None and out is not None:
+        if out.suffix.lower() not in ENDINGS:
+            raise UserError(f"{out}: use one of the endings {', '.join(ENDINGS)}, or add --format")
+        return ENDINGS[out.suffix.lower()]
+    if form is not None and form not in FORMATS:
+        raise UserError(f"unknown format '{form}'{choose_from(form, FORMATS)}")
+    return form or "markdown"
 
 
 def render(tables: Sequence[Table], form: str, notes: Sequence[str] = ()) -> str:
     """All tables in one text. A csv holds nothing but its lines, so notes are left out there."""
     if form == "csv":
         return csv_text(tables)
-    return "\n".join([*map(_PAGE[form], tables), *_NOTES[form](notes)])
+    if form == "latex":
+        below = [f"% {' '.join(note.split())}" for note in (r"For the preamble: \usepackage{booktabs}", *notes)]
+    else:
+        below = [f"- {escape_markdown(note)}" for note in notes]
+    one = latex_table if form == "latex" else markdown_table
+    return "\n".join([*map(one, tables), *below, *([""] if below else [])])
 
 
 def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
@@ -119,40 +131,46 @@ def value_text(value: Any) -> str:
 
 
 def _columns(table: Table) -> list[Column]:
+    """Those in which anything stands."""
     usual = usual_settings(table.rows)
     columns = [
-        Column("method", lambda row: Text(row.method), right=False),
-        Column("settings", lambda row: Text(settings_text(row.departures(usual[row.method]))), right=False),
-        Column("network", lambda row: Text(row.network), right=False),
-        Column("epochs", lambda row: Text(str(row.epochs))),
-        Column("n", lambda row: Text(str(len(row.seeds)))),
+        Column("method", lambda row: row.method, right=False),
+        Column("settings", lambda row: settings_text(row.departures(usual[row.method])), right=False),
+        Column("network", lambda row: row.network, right=False),
+        Column("epochs", lambda row: str(row.epochs)),
+        Column("n", lambda row: str(len(row.seeds))),
     ]
     for metric in METRICS:
 
-        def ours(row: Row, metric: str = metric) -> Text:
-            return Text(estimate_text(row.metrics.get(metric)), row.best and metric == "accuracy")
+        def ours(row: Row, metric: str = metric) -> str:
+            return estimate_text(row.metrics.get(metric))
 
-        def papers(row: Row, metric: str = metric) -> Text:
-            return Text(estimate_text(row.paper.get(metric)))
+        def papers(row: Row, metric: str = metric) -> str:
+            return estimate_text(row.paper.get(metric))
 
         if any(metric in row.metrics for row in table.rows):
-            columns += [Column(f"{TITLES[metric]} (%)", ours), Column("paper", papers)]
+            columns.append(Column(f"{TITLES[metric]} (%)", ours, marks_best=metric == "accuracy"))
+            columns.append(Column("paper", papers))
         if metric == "accuracy":
-            columns.append(Column("p", lambda row: Text(test_text(row.test))))
-    return [
-        *columns,
-        Column("paper's data, if different", lambda row: Text(other_data(row)), right=False),
-        Column("time", lambda row: Text(duration(row.seconds.mean) if row.seconds else "")),
-        Column("images/s", lambda row: Text(f"{row.images_per_second.mean:.0f}" if row.images_per_second else "")),
-        Column("memory (MiB)", lambda row: Text(f"{row.peak_memory_mib:.0f}" if row.peak_memory_mib else "")),
-        Column("hardware", lambda row: Text("; ".join(row.hardware)), right=False),
+            columns.append(Column("p", lambda row: test_text(row.test)))
+    columns += [
+        Column("paper's data, if different", other_data, right=False),
+        Column("time", lambda row: duration(row.seconds.mean) if row.seconds else ""),
+        Column("images/s", lambda row: f"{row.images_per_second.mean:.0f}" if row.images_per_second else ""),
+        Column("memory (MiB)", lambda row: f"{row.peak_memory_mib:.0f}" if row.peak_memory_mib else ""),
+        Column("hardware", lambda row: "; ".join(row.hardware), right=False),
     ]
+    return [column for column in columns if any(map(column.text, table.rows))]
 
 
-def _used(table: Table) -> tuple[list[Column], list[list[Text]]]:
-    """The columns in which anything stands, and the cells."""
-    columns = [column for column in _columns(table) if any(column.cell(row).text for row in table.rows)]
-    return columns, [[column.cell(row) for column in columns] for row in table.rows]
+def _lines(table: Table, columns: Sequence[Column], escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """The text of every row, column by column; `bold` has a {} for what it makes bold."""
+
+    def cell(row: Row, column: Column) -> str:
+        text = escape(column.text(row))
+        return bold.replace("{}", text) if text and row.best and column.marks_best else text
+
+    return [[cell(row, column) for column in columns] for row in table.rows]
 
 
 def other_data(row: Row) -> str:
@@ -174,24 +192,13 @@ def escape_markdown(text: str) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    columns, cells = _used(table)
-
-    def line(parts: Sequence[str]) -> str:
-        return f"| {' | '.join(parts)} |"
-
-    def cell(text: Text) -> str:
-        escaped = escape_markdown(text.text)
-        return f"**{escaped}**" if text.bold and escaped else escaped
-
+    columns = _columns(table)
     rule = "|".join("---:" if column.right else "---" for column in columns)
-    head = [f"### {escape_markdown(title(table))}", "", line([column.title for column in columns]), f"|{rule}|"]
+    lines = [[column.title for column in columns], *_lines(table, columns, escape_markdown, "**{}**")]
+    head, *rows = (f"| {' | '.join(line)} |" for line in lines)
     usual = usual_text(table)
     below = ["", escape_markdown(usual)] if usual else []
-    return "\n".join([*head, *(line([cell(text) for text in row]) for row in cells), *below, ""])
-
-
-def _markdown_notes(notes: Sequence[str]) -> list[str]:
-    return [*(f"- {escape_markdown(note)}" for note in notes), ""] if notes else []
+    return "\n".join([f"### {escape_markdown(title(table))}", "", head, f"|{rule}|", *rows, *below, ""])
 
 
 # --- LaTeX --------------------------------------------------------------------------------------------------------
@@ -209,28 +216,15 @@ def escape_latex(text: str) -> str:
 
 def latex_table(table: Table) -> str:
     """A table for the booktabs package."""
-    columns, cells = _used(table)
-
-    def cell(text: Text) -> str:
-        escaped = escape_latex(text.text)
-        return rf"\textbf{{{escaped}}}" if text.bold and escaped else escaped
-
-    def line(parts: Sequence[str]) -> str:
-        return " & ".join(parts) + r" \\"
-
+    columns = _columns(table)
+    lines = [[escape_latex(column.title) for column in columns], *_lines(table, columns, escape_latex, r"\textbf{{}}")]
+    head, *rows = (" & ".join(line) + r" \\" for line in lines)
     caption = ". ".join(filter(None, (title(table), usual_text(table))))
     return "\n".join([
         r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(caption)}}}",
         rf"\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}", r"\toprule",
-        line([escape_latex(column.title) for column in columns]), r"\midrule",
-        *(line([cell(text) for text in row]) for row in cells),
-        r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+        head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
     ])  # fmt: skip
-
-
-def _latex_notes(notes: Sequence[str]) -> list[str]:
-    needed = r"For the preamble: \usepackage{booktabs}"
-    return [*(f"% {' '.join(note.split())}" for note in (needed, *notes)), ""]
 
 
 # --- csv ----------------------------------------------------------------------------------------------------------
@@ -238,37 +232,25 @@ def _latex_notes(notes: Sequence[str]) -> list[str]:
 
 def csv_text(tables: Sequence[Table]) -> str:
     """One line a row, numbers in full, and the same columns always."""
-    lines: list[bytes] = []
-
-    def write(cells: Sequence[Any]) -> None:
-        # Names of methods and sources come from outside: csv_line lets no formula through.
-        lines.append(csv_line("" if cell is None else str(cell) for cell in cells))
-
-    metric_names = [f"{stem}{metric}{end}" for metric in METRICS for stem in ("", "paper_") for end in ("", "_sd")]
-    write([
-        "dataset", "candidates", "method", "settings", "network", "epochs", "n", "seeds", *metric_names, "best", "p",
+    numbers = [f"{stem}{metric}{end}" for metric in METRICS for stem in ("", "paper_") for end in ("", "_sd")]
+    lines: list[list[Any]] = [[
+        "dataset", "candidates", "method", "settings", "network", "epochs", "n", "seeds", *numbers, "best", "p",
         "pairs", "seconds", "images_per_second", "peak_memory_mib", "hardware", "held_out", "paper_data",
-    ])  # fmt: skip
-    for table in tables:
-        for row in table.rows:
-            numbers: list[Any] = []
-            for metric in METRICS:
-                for value in (row.metrics.get(metric), row.paper.get(metric)):
-                    numbers += [_full(value.mean if value else None), _full(value.deviation if value else None)]
-            write([
-                table.dataset, table.rule, row.method, settings_text(row.settings), row.network, row.epochs,
-                len(row.seeds), " ".join(map(str, row.seeds)), *numbers, int(row.best),
-                _full(row.test.p if row.test else None), row.test.n if row.test else "",
-                _full(row.seconds.mean if row.seconds else None),
-                _full(row.images_per_second.mean if row.images_per_second else None), _full(row.peak_memory_mib),
-                "; ".join(row.hardware), _full(table.held_out), other_data(row),
-            ])  # fmt: skip
-    return b"".join(lines).decode("utf-8")
+    ]]  # fmt: skip
+    for within, row in [(table, row) for table in tables for row in table.rows]:
+        pairs = [of.get(metric) for metric in METRICS for of in (row.metrics, row.paper)]
+        lines.append([
+            within.dataset, within.rule, row.method, settings_text(row.settings), row.network, row.epochs,
+            len(row.seeds), " ".join(map(str, row.seeds)),
+            *(_full(number) for pair in pairs for number in ((pair.mean, pair.deviation) if pair else (None, None))),
+            int(row.best), _full(row.test.p if row.test else None), row.test.n if row.test else "",
+            _full(row.seconds.mean if row.seconds else None),
+            _full(row.images_per_second.mean if row.images_per_second else None), _full(row.peak_memory_mib),
+            "; ".join(row.hardware), _full(within.held_out), other_data(row),
+        ])  # fmt: skip
+    # Names of methods and sources come from outside: csv_line lets no formula through.
+    return b"".join(csv_line(map(str, line)) for line in lines).decode("utf-8")
 
 
 def _full(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.8g}"
-
-
-_PAGE: dict[str, Callable[[Table], str]] = {"markdown": markdown_table, "latex": latex_table}
-_NOTES: dict[str, Callable[[Sequence[str]], list[str]]] = {"markdown": _markdown_notes, "latex": _latex_notes}
