@@ -111,12 +111,12 @@ def failure_lines(results: Iterable[RunResult]) -> list[str]:
 
 def list_lines(runs: Sequence[BenchRun], out: Path | None = None, trust_code: bool = False) -> list[str]:
     """A line for each run: where it stands in `out`, its name, and the command that is this run alone."""
-    from crosel.nn.networks import is_code
+    from crosel.nn.networks import is_user_code
 
     lines = []
     for run in runs:
         state = f"{_state(run, out / run.name):<6} " if out else ""
-        trusted = ("--trust-code",) if trust_code and is_code(run.config.network.name) else ()
+        trusted = ("--trust-code",) if trust_code and is_user_code(run.config.network.name) else ()
         lines.append(f"{state}{run.name}: crosel train {join((*run.arguments, *trusted))}")
     return lines
 
