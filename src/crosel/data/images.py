@@ -100,10 +100,7 @@ def workers() -> int:
 
 
 def read_images(
-    paths: Sequence[Path],
-    settings: DataSettings,
-    places: Sequence[str] | None = None,
-    cache_beside: Path | None = None,
+    paths: Sequence[Path], settings: DataSettings, places: Sequence[str] | None = None, cache_beside: Path | None = None
 ) -> NDArray[np.uint8]:
     """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
     pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, None, to_the_end=False)

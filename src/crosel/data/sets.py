@@ -70,8 +70,8 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
     sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
         place = table.place(no_label, "label")
-        guessed = table.titles.get("truth") == table.titles.get("label", "") and "json" not in table.path.suffix.lower()
-        scores = "; if the numbers are scores: --set data.format=scores" if guessed else ""
+        unsure = table.kind_guessed and table.titles.get("truth") == table.titles.get("label", "")
+        scores = "; if the numbers are scores: --set data.format=scores" if unsure else ""
         near = did_you_mean("candidates", table.unused)
         if partly and not near:
             raise UserError(f"{place}: no label, though other rows have one; fill it in, or leave the row out{scores}")

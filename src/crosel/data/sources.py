@@ -18,10 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def load(
-    source: str,
-    data_dir: Path | None = None,
-    settings: DataSettings | None = None,
-    progress: OnImages | None = None,
+    source: str, data_dir: Path | None = None, settings: DataSettings | None = None, progress: OnImages | None = None
 ) -> Dataset:
     """Read a named dataset, a file or a folder. Bad input raises UserError, never anything else."""
     settings = settings or DataSettings()

@@ -32,6 +32,7 @@ class Table:
     names: list[str] = field(default_factory=list)  # of the features
     texts: dict[str, list[str]] = field(default_factory=dict)  # other columns, where text is wanted
     unused: Sequence[str] = ()  # names of columns that are not read
+    kind_guessed: bool = False  # whether it may be something else: `data.format` says what it is
 
     @property
     def n(self) -> int:

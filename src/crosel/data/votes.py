@@ -20,14 +20,7 @@ from crosel.data.dataset import Array, Dataset
 from crosel.data.images import OR_SKIP, SUFFIXES
 from crosel.data.inputs import Inputs, annotated, join_inputs
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import (
-    Table,
-    image_root,
-    index_of,
-    optional_label,
-    own_ids,
-    without_repeated,
-)
+from crosel.data.table import Table, image_root, index_of, optional_label, own_ids, without_repeated
 from crosel.data.vocabulary import (
     EMPTY,
     NO_VOTE,

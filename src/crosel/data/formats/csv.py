@@ -141,6 +141,7 @@ class Csv(RowFormat):
             for role in table.columns.keys() & {"candidates", "label", "truth"}:
                 table.columns[role] = _whole_numbers(table.columns[role])
             table.texts = {name: _whole_numbers(cells) for name, cells in table.texts.items()}
+        table.kind_guessed = settings.format == "auto"
         return table, kind
 
     def settings_to_evaluate(self, path: Path, settings: DataSettings, spec: InputSpec) -> DataSettings:

@@ -7,13 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from crosel.data.columns import (
-    ROLES,
-    are_votes,
-    column_roles,
-    refuse_our_labels,
-    refuse_unnamed_images,
-)
+from crosel.data.columns import ROLES, are_votes, column_roles, refuse_our_labels, refuse_unnamed_images
 from crosel.data.formats.rows import Numbers, RowFormat, Rows
 from crosel.data.settings import DataSettings, TableKind
 from crosel.data.table import Table

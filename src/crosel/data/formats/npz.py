@@ -15,16 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from crosel.data.dataset import (
-    ANY_CLASS,
-    Array,
-    Dataset,
-    as_inputs,
-    as_labels,
-    check_finite,
-    make_dataset,
-    pixel_scale,
-)
+from crosel.data.dataset import ANY_CLASS, Array, Dataset, as_inputs, as_labels, check_finite, make_dataset, pixel_scale
 from crosel.data.formats.base import Chunk, Format, InputSpec
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
