@@ -453,7 +453,7 @@ BAD_CSV = {
     "photo and voters": ("photo,ann,ben\n1.png,x,\n", "line 2, column 'photo': '1.png' seems to be an image; name"),
     "photo, votes in rows": ("photo,worker,label\n1.png,w,x\n", "column 'photo': '1.png' seems to be an image; name"),
     "photo beside an id": ("id,photo,ann,ben\n1,1.png,x,y\n", "column 'photo': '1.png' seems to be an image; name"),
-    "one number": ("path,category\na.png,3\n", "line 1: 'category' alone is no table of scores, which has"),
+    "one number": ("path,category\na.png,3\n", "line 1: 'category' alone is not a table of scores, which has"),
     "no inputs": ("item,candidates\na,x\n", "columns of numbers; if 'item' holds the names of images, name it 'path'"),
     "split": ("label,split,f\na,val,1\n", "line 2, column 'split': 'val' is neither train nor test"),
     "only tests": ("label,split,f\na,test,1\n", "all rows are for testing"),

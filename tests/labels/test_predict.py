@@ -480,13 +480,13 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
         "a.csv",
         b"id,worker,label\na,b,c\n",
         FEATURES,
-        "line 1: there are no columns of features; give a file with those",
+        "line 1: there are no columns of features; give a file with the columns of training",
     ),
     (
         "a.csv",
         b"5.1,3,4\n1,2,3\n",
         FEATURES,
-        "line 1: '5.1' is no name of a column; if this line holds data, put a line",
+        "line 1: '5.1' is not a column name; if this line holds data, put a line",
     ),
     (
         "a.csv",

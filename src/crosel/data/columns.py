@@ -72,7 +72,7 @@ def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:
 def refuse_data_as_names(names: Sequence[str], path: Path) -> None:
     """Whole numbers may be names, as pandas writes 0, 1, 2; but 5.1 is none."""
     if all(map(is_number, names)) and any(map(_is_fraction, names)):
-        raise UserError(f"{path}, line 1: {shown(names[0])} is no name of a column; {NO_NAMES}")
+        raise UserError(f"{path}, line 1: {shown(names[0])} is not a column name; {NO_NAMES}")
 
 
 def _is_fraction(cell: str) -> bool:
@@ -101,7 +101,7 @@ def guess_kind(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> 
             return "wide-votes"
         if len(others) == 1 and is_number(rows[0][others[0]]) and "truth" not in known:
             raise UserError(
-                f"{path}, line 1: {shown(header[others[0]])} alone is no table of scores, which has a column for each "
+                f"{path}, line 1: {shown(header[others[0]])} alone is not a table of scores, which has a column for each "
                 "class; if it holds labels, name it 'label'"
             )
         cells = {row[column].strip().lower() for row in rows for column in others}

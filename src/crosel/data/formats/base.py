@@ -64,16 +64,16 @@ class InputSpec:
     def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
         if shape != self.shape:
             raise UserError(
-                f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give such examples"
+                f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give examples of that shape"
             )
 
     def check_width(self, width: int, place: str) -> None:
         if self.is_image:
             raise UserError(
-                f"{place}: there is no column 'path', and the run was trained on images; name them in such a column"
+                f"{place}: there is no column 'path', and the run was trained on images; list them in this column"
             )
         if width == 0:
-            raise UserError(f"{place}: there are no columns of features; give a file with those of training")
+            raise UserError(f"{place}: there are no columns of features; give a file with the columns of training")
         if width != self.shape[0]:
             raise UserError(
                 f"{place}: {counted(width, 'feature')}, but the run was trained on {self.shape[0]}; give the same ones"
