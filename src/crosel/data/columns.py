@@ -101,8 +101,8 @@ def guess_kind(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> 
             return "wide-votes"
         if len(others) == 1 and is_number(rows[0][others[0]]) and "truth" not in known:
             raise UserError(
-                f"{path}, line 1: {shown(header[others[0]])} alone is not a table of scores, which has a column for each "
-                "class; if it holds labels, name it 'label'"
+                f"{path}, line 1: {shown(header[others[0]])} alone is not a table of scores, which has a column "
+                "for each class; if it holds labels, name it 'label'"
             )
         cells = {row[column].strip().lower() for row in rows for column in others}
         numbers = all(is_number(rows[0][column]) for column in others)

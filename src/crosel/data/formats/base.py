@@ -64,7 +64,7 @@ class InputSpec:
     def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
         if shape != self.shape:
             raise UserError(
-                f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give examples of that shape"
+                f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give such examples"
             )
 
     def check_width(self, width: int, place: str) -> None:
