@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,9 +18,10 @@ from crosel.methods.base import MethodSettings, find_method, method_settings, me
 from crosel.nn.networks import NetworkSettings
 from crosel.presets import read_preset
 from crosel.utils.limits import one_line
+from crosel.utils.set_option import declared_type, parse_set
 from crosel.utils.settings import RENAMED, Settings, removed_settings, with_new_names
 from crosel.utils.trees import merge
-from crosel.utils.yaml_files import parse_yaml, read_yaml
+from crosel.utils.yaml_files import read_yaml
 
 logger = logging.getLogger(__name__)
 Warn = Callable[[str], None]
@@ -123,57 +123,6 @@ class RunConfig(Settings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _parse_set(items: Iterable[str]) -> dict[str, Any]:
-    """`method.gamma=0.95` -> {"method": {"gamma": 0.95}}."""
-    tree: dict[str, Any] = {}
-    for item in items:
-        name, equals, text = item.partition("=")
-        if not equals or not name.strip():
-            raise UserError(f"--set {item}: write NAME=VALUE, as in --set train.epochs=20")
-        *path, last = name.strip().split(".")
-        value, node = _parse_value(item, text, _type_of([*path, last])), tree
-        for part in path:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise UserError(f"--set {item}: '{part}' already has a value")
-        node[last] = value
-    return tree
-
-
-def _parse_value(item: str, text: str, wanted: Any) -> Any:
-    """YAML; but names and paths are text as written, whatever YAML would make of `no`, `010`, `2024` or `-`."""
-    if text.strip() in ("", "~", "null"):
-        return None
-    is_text = wanted in (str, str | None)
-    if is_text and text.strip()[0] not in "'\"":
-        return text.strip()
-    of_names = wanted == tuple[str, ...] | None
-    try:
-        value = parse_yaml(text, as_text=of_names)
-    except yaml.YAMLError:
-        if of_names:
-            raise UserError(
-                f"--set {item}: not a list; put it in brackets, and names with other signs than letters in quotes, "
-                "as in \"['>50K','a, b']\""
-            ) from None
-        return text
-    if isinstance(value, str) and not is_text:  # YAML 1.1 reads 1e-4 as text
-        with contextlib.suppress(ValueError):
-            return float(value)
-    return value
-
-
-def _type_of(path: Iterable[str], model: type[BaseModel] | None = None) -> Any:
-    """What a setting is declared as; None for a method's own, which depend on the method, and for unknown ones."""
-    found: Any = model or RunConfig
-    for part in path:
-        if not (isinstance(found, type) and issubclass(found, BaseModel)):
-            return None
-        field = found.model_fields.get(part)
-        found = field.annotation if field else None
-    return found
-
-
 def build_config(
     *,
     preset: str | None = None,
@@ -187,11 +136,11 @@ def build_config(
     tree: dict[str, Any] = dict(base) if base else {"method": {"name": "crosel"}}
     flags = {key: value for key, value in (values or {}).items() if value is not None}
     preset_tree = read_preset(preset) if preset is not None else {}
-    for given in ([preset_tree], [read_yaml(file) if file else {}], [flags, _parse_set(settings)]):
+    for given in ([preset_tree], [read_yaml(file) if file else {}], [flags, parse_set(settings, RunConfig)]):
         before = tree
         for layer in given:  # by their new names before they are merged: of both names, the one given later counts
             tree = merge(tree, _with_new_names(layer, _method_name(layer) or _method_name(tree)))
-        tree = _with_room(tree, _epochs(before), given)
+        tree = _shrink_stages(tree, _epochs(before), given)
     return check_config(tree)
 
 
@@ -201,10 +150,9 @@ def _epochs(tree: Mapping[str, Any]) -> int | None:
     return epochs if isinstance(epochs, int) else None
 
 
-def _with_room(tree: dict[str, Any], planned: int | None, given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The stages of a method (its warm-up, say) in a preset or a file are for the number of epochs planned there. Where
-    fewer are asked for and the stages would take them all, they shrink in proportion; what is `given` with the number
-    stays."""
+def _shrink_stages(tree: dict[str, Any], planned: int | None, given: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make room after a method's stages (a warm-up, say) if fewer epochs are asked for than the preset or file planned.
+    If the stages would take them all, they shrink in proportion, except those `given` together with the epochs."""
     method, epochs = tree.get("method"), _epochs(tree)
     if not isinstance(method, Mapping) or epochs is None or planned is None or not 0 < epochs < planned:
         return tree
@@ -213,13 +161,13 @@ def _with_room(tree: dict[str, Any], planned: int | None, given: Iterable[Mappin
     lengths = {name: length for name, length in asked.items() if isinstance(length, int) and length > 0}
     if epochs > sum(lengths.values()):
         return tree
-    own = {name for layer in given if isinstance(layer.get("method"), Mapping) for name in layer["method"]}
-    fitting = {
+    fixed = {name for layer in given if isinstance(layer.get("method"), Mapping) for name in layer["method"]}
+    shrunk = {
         # Nothing left: the method's own rule for few epochs, if it has one.
         name: length * epochs // planned or (None if defaults[name] is None else 1)
-        for name, length in lengths.items() if name not in own
+        for name, length in lengths.items() if name not in fixed
     }  # fmt: skip
-    return tree | {"method": {**method, **fitting}}
+    return tree | {"method": {**method, **shrunk}}
 
 
 class RemovedSettingError(UserError):
@@ -285,20 +233,20 @@ def check_config(
         remedy = "; if it comes from another package, install that package" if place else ""
         raise UserError(f"{place}{error}{remedy}") from None
     try:
-        return _filled_in(RunConfig.model_validate({**tree, "method": checked}))
+        return _with_defaults(RunConfig.model_validate({**tree, "method": checked}))
     except ValidationError as error:
         raise UserError(place + _explain(error, [], tree)) from None
 
 
-def _filled_in(config: RunConfig) -> RunConfig:
-    """With what nobody gave and what follows from the method and the number of epochs."""
+def _with_defaults(config: RunConfig) -> RunConfig:
+    """Fill in what follows from the method and the number of epochs, where nobody gave it."""
     method, augment = config.method.filled_in(config.train.epochs), config.augment
     views = find_method(method.name).view_defaults
-    own = {name: value for name, value in views.items() if name not in augment.model_fields_set}
-    return config.model_copy(update={"method": method, "augment": augment.model_copy(update=own)})
+    missing = {name: value for name, value in views.items() if name not in augment.model_fields_set}
+    return config.model_copy(update={"method": method, "augment": augment.model_copy(update=missing)})
 
 
-# What pydantic says in words of Python.
+# What pydantic says in Python's words.
 _PLAIN = {
     **dict.fromkeys(("tuple_type", "list_type"), "input should be a list in brackets, as in [1, 2]"),
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "input should be a whole number"),
@@ -341,7 +289,7 @@ def _methods_with(setting: str) -> list[str]:
 def _known_names(path: list[str], tree: Mapping[str, Any]) -> list[str]:
     """The settings of a section; none where it has none."""
     if path[:1] == ["method"]:
-        section = _type_of(path[1:], find_method(tree["method"]["name"]).Settings)
+        section = declared_type(find_method(tree["method"]["name"]).Settings, path[1:])
     else:
-        section = _type_of(path)
+        section = declared_type(RunConfig, path)
     return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []

@@ -12,6 +12,7 @@ from typing import Any
 from crosel.bench.tables.collect import Run
 from crosel.bench.tables.paper import METRICS, Figure, Reference, figures, reference
 from crosel.bench.tables.statistics import Estimate, PairedTest, estimate, paired_t_test
+from crosel.utils.settings import REMOVED
 
 _KEYS = dict(zip(METRICS, ("test_accuracy", "selection_ratio", "oracle_selection_accuracy"), strict=True))
 _ORDER = ("crosel", "pop", "crdpll", "pico", "proden", "lws", "cc")  # as in the paper's tables
@@ -123,7 +124,7 @@ def _row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
     memory = [run.peak_memory_mib for run in members if run.peak_memory_mib is not None]
     return Row(
         first.method,
-        {name: first.settings.get(name) for name in sorted(shown, key=_settings_order)},
+        {name: first.settings.get(name, REMOVED.get(name)) for name in sorted(shown, key=_settings_order)},
         first.network,
         first.epochs,
         tuple(run.seed for run in members),
