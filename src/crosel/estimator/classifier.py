@@ -217,7 +217,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             "augment": check_settings("augment_settings", self.augment_settings),
             "network": {**network, "name": self.network if isinstance(self.network, str) else OWN_NETWORK},
         }  # fmt: skip
-        return check_config(to_python(tree), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=4))
+        return check_config(to_python(tree), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=7))
 
     def _method_values(self) -> dict[str, Any]:
         values = check_settings("method_settings", self.method_settings)
