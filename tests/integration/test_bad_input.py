@@ -732,18 +732,12 @@ def test_file_system_without_locks(
 # --- true processes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["setting", "data", "run"])
-def test_in_a_process_of_its_own(case: str, tmp_path: Path, image_npz: Path) -> None:
+def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     data = small_arrays(20, images=False)
     data["candidates"][11] = False
     np.savez(tmp_path / "bad.npz", **data)
-    args, says = {
-        "setting": (["train", image_npz, "--set", "train.epoch=5"], "did you mean 'train.epochs'?"),
-        "data": (["train", tmp_path / "bad.npz"], "bad.npz: candidates: the candidate set of example 11 is empty"),
-        "run": (["eval", tmp_path], "is not a run folder"),
-    }[case]  # fmt: skip
-    result = subprocess.run(
-        [sys.executable, "-m", "crosel", *map(str, args)], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path
-    )
+    command = [sys.executable, "-m", "crosel", "train", str(tmp_path / "bad.npz")]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    says = "bad.npz: candidates: the candidate set of example 11 is empty"
     assert_refused((result.returncode, result.stdout, result.stderr), says)
     assert result.stdout == ""

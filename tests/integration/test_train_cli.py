@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from _runs import ENVIRONMENT, arrays, checkpoints, metrics, tensors, tree
+from _runs import ENVIRONMENT, arrays, metrics, tensors, tree
 from _support import TINY, CroselCli, TinyRun, small_arrays
 from _terminal import Terminal
 
@@ -451,28 +451,13 @@ def test_report(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> Non
 
 
 def test_info(crosel_cli: CroselCli) -> None:
-    import torch
-
-    result, installed = crosel_cli("info"), metadata.version("torch")  # without the "+cu130" of a CUDA build
+    result = crosel_cli("info")
     assert result.code == 0
-    for part in (
-        f"torch {installed}",
-        "methods:",
-        "  cc ",
-        "  crosel ",
-        "presets:",
-        "  demo/digits",
-        "CPU",
-    ):
-        assert part in result.out or (part == "CPU" and torch.cuda.is_available()), part
-
-
-def test_info_says_what_presets_are_for(crosel_cli: CroselCli) -> None:
-    told = dict(line.split(maxsplit=1) for line in crosel_cli("info").out.partition("presets:\n")[2].splitlines())
+    assert f"torch {metadata.version('torch')}" in result.out  # without the "+cu130" of a CUDA build
+    assert all(f"\n  {method} " in result.out for method in methods())
+    told = dict(line.split(maxsplit=1) for line in result.out.partition("presets:\n")[2].splitlines())
     assert told.keys() == presets().keys()
-    assert told["own/cc"] == "CC's own scheme for CIFAR-10"
     assert told["fast/cifar10-crosel"] == "CroSel on CIFAR-10 in about ten minutes of one H200"
-    assert not any(text.startswith("crosel train") or len(text) > 66 for text in told.values())
 
 
 def test_info_lists_all_settings(crosel_cli: CroselCli) -> None:
@@ -608,7 +593,7 @@ def test_help_imports_nothing_heavy() -> None:
     result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True)
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
     assert "typer" in imported
-    assert not imported & {"torch", "numpy", "scipy", "sklearn", "pydantic", "yaml", "PIL"}
+    assert not imported & {"torch", "numpy", "scipy", "sklearn", "pydantic", "yaml", "PIL", "rich"}
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -634,15 +619,6 @@ def test_version(crosel_cli: CroselCli) -> None:
     assert crosel_cli("--version") == (0, f"crosel {__version__}\n", "")
 
 
-def test_the_installed_script_trains(tmp_path: Path, image_npz: Path) -> None:
-    script = Path(sys.executable).with_name("crosel")
-    command = [script, "train", image_npz, "--method", "cc", "--set", "train.epochs=1", "--out", tmp_path / "run"]
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=ENVIRONMENT)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run/done").is_file()
-    assert len(checkpoints(tmp_path / "run")) == 1
-
-
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
@@ -654,17 +630,17 @@ def test_the_installed_script_trains(tmp_path: Path, image_npz: Path) -> None:
         ("train IMAGES --method cc --set train.epochs=1 --out run 2>/dev/full >/dev/null", 0, ""),
     ],
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])  # what is held back is written at the very end
 def test_output_that_goes_nowhere_is_no_traceback(
-    command: str, code: int, said: str, unbuffered: str, image_npz: Path, tmp_path: Path
+    command: str, code: int, said: str, image_npz: Path, tmp_path: Path
 ) -> None:
     if "/dev/full" in command and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     command = command.replace("IMAGES", shlex.quote(str(image_npz)))
     shell = f"{shlex.quote(sys.executable)} -m crosel {command}"
-    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered}
-    result = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert (result.returncode, result.stdout, result.stderr) == (code, "", said)
+    for unbuffered in ("", "1") if code else ("",):  # what is held back is written at the very end
+        environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered}
+        result = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert (result.returncode, result.stdout, result.stderr) == (code, "", said)
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
