@@ -23,10 +23,10 @@ from crosel.report.charts import (
     scatter_figure,
     spread,
 )
-from crosel.report.drawing import DARK, LIGHT
 from crosel.report.figures import principal_components
-from crosel.report.gallery import _bars, _in_turn, groups
+from crosel.report.gallery import _bars, _round_robin, groups
 from crosel.report.run import Run, read_runs
+from crosel.report.svg import DARK, LIGHT
 from crosel.report.tables import confusion_counts
 from crosel.runs.folder import RunFolder
 from crosel.runs.pipeline import train_run
@@ -108,9 +108,9 @@ def test_confusion_counts() -> None:
     assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
 
 
-def test_galleries_take_classes_in_turn() -> None:
+def test_galleries_take_classes_round_robin() -> None:
     rows, classes = np.array([9, 8, 7, 6, 5]), np.array([1, 1, 1, 0, 0])
-    assert _in_turn(rows, classes).tolist() == [9, 6, 8, 5, 7]
+    assert _round_robin(rows, classes).tolist() == [9, 6, 8, 5, 7]
 
 
 def read_result(tiny_run: TinyRun) -> tuple[Run, Result]:

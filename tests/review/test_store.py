@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crosel import UserError
-from crosel.runs.decisions import KINDS, Decision, DecisionLog, Decisions, PassedOver, read_lines, replay
+from crosel.runs.decisions import KINDS, Decision, DecisionLog, Decisions, SkippedLines, read_lines, replay
 
 IDS = ["a", "b|c", "=d", "zeile\u2028", "é\ud800"]
 CLASSES = ("cat", "dog", "<b>")
@@ -59,7 +59,7 @@ def test_replay_gives_the_same_state_and_undo_goes_on_over_a_restart(
     slow = Slow()
     for part in (plan[: len(plan) // 2], plan[len(plan) // 2 :], [None] * 3):
         log = DecisionLog(path, IDS, CLASSES)
-        assert not log.passed_over
+        assert not log.skipped_lines
         run_steps(log, part, slow)
         assert state(log.decisions) == slow.state()
         assert sum(log.decisions.counts().values()) == len(slow.state())
@@ -81,7 +81,7 @@ def test_a_crash_at_any_byte_loses_at_most_the_line_under_way(
     complete = left.count(b"\n") + (left[-1:] == b"}")  # all of a line but its end is still the line
     expected = Decisions(len(IDS))
     lines = whole.decode().split("\n")[:complete]
-    assert replay(lines, expected, lambda entry: entry["row"], CLASSES) == PassedOver()
+    assert replay(lines, expected, lambda entry: entry["row"], CLASSES) == SkippedLines()
     again = DecisionLog(path, IDS, CLASSES)
     assert state(again.decisions) == state(expected)
     again.decide(1, more)  # and what comes after the half line is a line of its own
@@ -130,7 +130,7 @@ def test_concurrent_decisions_are_whole_lines_and_all_there(tmp_path: Path) -> N
     lines = read_lines(log.path)
     assert len(lines) == 6 * 30 + 1
     again = DecisionLog(log.path, IDS, CLASSES)
-    assert not again.passed_over
+    assert not again.skipped_lines
     assert state(again.decisions) == state(log.decisions)
     again.close()
 
@@ -154,7 +154,7 @@ def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path, monkeypatch: py
     log.close()
     again = DecisionLog(tmp_path / "review.jsonl", IDS, CLASSES)
     assert state(again.decisions) == {0: Decision("accept", 0), 2: Decision("skip")}
-    assert again.passed_over == PassedOver(torn=[2])
+    assert again.skipped_lines == SkippedLines(truncated=[2])
     again.close()
 
 
@@ -190,10 +190,10 @@ def test_a_second_review_of_the_same_run_is_told(tmp_path: Path) -> None:
         '{"id": "a", "row": 0, "decision": ["accept"], "label": "cat"}',
     ],
 )  # fmt: skip
-def test_foreign_lines_are_passed_over(tmp_path: Path, line: str) -> None:
+def test_lines_about_other_data_are_skipped(tmp_path: Path, line: str) -> None:
     good = '{"id": "b|c", "row": 1, "decision": "accept", "label": "dog"}\n'
     (tmp_path / "review.jsonl").write_text(line + "\n" + good)
     log = DecisionLog(tmp_path / "review.jsonl", IDS, CLASSES)
-    assert sorted(log.passed_over.torn + log.passed_over.foreign) == [1]
+    assert sorted(log.skipped_lines.truncated + log.skipped_lines.unknown) == [1]
     assert state(log.decisions) == {1: Decision("accept", 1)}
     log.close()

@@ -54,12 +54,12 @@ def labels(
 ) -> None:
     """Write the cleaned labels of the training set."""
     from crosel.runs.folder import load_run
-    from crosel.runs.labels import LabelStudio, check_ending, write_labels, write_outside
+    from crosel.runs.labels import LabelStudio, check_label_suffix, write_labels, write_outside
     from crosel.runs.result import Result
     from crosel.training.devices import pick_device
     from crosel.utils.files import new_folder, refuse_overwrite
 
-    check_ending(out, only_outside)  # before what may take minutes
+    check_label_suffix(out, only_outside)  # before what may take minutes
     session = load_run(run, pick_device(device), trust_code, data_dir=data)
     in_run = out.absolute().parent.resolve() == run.resolve()
     rewrites = "labels.csv" if in_run and not only_outside else ""  # a run's own are all of its labels

@@ -10,26 +10,14 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.drawing import (
-    COLOURS,
-    Drawing,
-    Figure,
-    Key,
-    Point,
-    box,
-    colour,
-    dash,
-    dots,
-    line,
-    spot,
-    text_at,
-)
+from crosel.report import svg
+from crosel.report.svg import COLOURS, Drawing, Figure, Key, Point, colour, dash
 
-# About as wide as a chart on a phone, so that its letters keep a legible size there.
+# About the width of a chart on a phone, so that text stays legible there.
 WIDTH, HEIGHT = 340.0, 216.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 18.0, 38.0
 
-HOVER_POINTS = 240  # more points than this would make the page heavy; then there are no hover texts
+HOVER_POINTS = 240  # with more points than this, hover texts would make the page too large
 SHOWN_POINTS = 2000  # of a projection
 
 
@@ -37,7 +25,7 @@ SHOWN_POINTS = 2000  # of a projection
 
 
 def number(value: float, percent: bool = False) -> str:
-    """A value as people read it."""
+    """Format a value for people."""
     if percent:
         return f"{100 * value:.1f}\u202f%"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -83,7 +71,7 @@ def tick_text(tick: float, all_ticks: list[float], percent: bool) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where values lie in a drawing."""
+    """Maps values to places in a drawing."""
 
     x_low: float
     x_high: float
@@ -113,16 +101,16 @@ class Frame:
         for tick in y_ticks:
             y = self.y(tick)
             drawing.add(
-                line([(self.left, y), (self.right, y)], "rule"),
-                text_at(self.left - 7, y, tick_text(tick, y_ticks, percent), "end"),
+                svg.line([(self.left, y), (self.right, y)], "rule"),
+                svg.text(self.left - 7, y, tick_text(tick, y_ticks, percent), "end"),
             )
 
     def foot(self, drawing: Drawing, x_ticks: list[tuple[float, str]], what: str) -> None:
-        """The line below, with values and what they are."""
-        drawing.add(line([(self.left, self.bottom), (self.right, self.bottom)], "edge"))
+        """The x axis: a line with values and their meaning."""
+        drawing.add(svg.line([(self.left, self.bottom), (self.right, self.bottom)], "edge"))
         for value, text in x_ticks:
-            drawing.add(text_at(self.x(value), self.bottom + 12, text, "middle"))
-        drawing.add(text_at((self.left + self.right) / 2, self.height - 8, what, "middle"))
+            drawing.add(svg.text(self.x(value), self.bottom + 12, text, "middle"))
+        drawing.add(svg.text((self.left + self.right) / 2, self.height - 8, what, "middle"))
 
 
 # --- curves -------------------------------------------------------------------------------------------------------
@@ -178,7 +166,7 @@ def line_figures(charts: Iterable[Chart]) -> list[Figure]:
 def _y_ticks(chart: Chart, ys: list[float]) -> list[float]:
     low = min(ys) if chart.low is None else min(chart.low, *ys)
     high = max(ys) if chart.high is None else max(chart.high, *ys)
-    if low == high == 0:  # nothing happened: the line lies on the floor
+    if low == high == 0:  # all values are 0
         high = 1.0
     return share_ticks(low, high) if chart.percent and low >= 0 and high <= 1 else ticks(low, high)
 
@@ -188,9 +176,9 @@ def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[str]:
     for epoch, text in marks:
         if frame.x_low <= epoch <= frame.x_high:
             x = frame.x(epoch)
-            late = epoch > (frame.x_low + frame.x_high) / 2  # the text goes where there is room
-            out.append(line([(x, TOP - 12), (x, frame.bottom)], "edge", dash=(2, 3)))
-            out.append(text_at(x - 5 if late else x + 5, TOP - 9, text, "end" if late else "start"))
+            late = epoch > (frame.x_low + frame.x_high) / 2  # put the text on the side with more room
+            out.append(svg.line([(x, TOP - 12), (x, frame.bottom)], "edge", dash=(2, 3)))
+            out.append(svg.text(x - 5 if late else x + 5, TOP - 9, text, "end" if late else "start"))
     return out
 
 
@@ -198,16 +186,16 @@ def _curve(frame: Frame, series: Series) -> str:
     points = [(frame.x(x), frame.y(y)) for x, y in series.points]
     name = colour(series.colour)
     if len(points) == 1:
-        return dots(points, name, 4)
+        return svg.dots(points, name, 4)
     width, opacity = (1.25, 0.7) if series.quiet else (2.25, 1.0)
-    return line(points, name, width, dash(series.colour), opacity)
+    return svg.line(points, name, width, dash(series.colour), opacity)
 
 
 def _hover_points(frame: Frame, series: Sequence[Series], percent: bool) -> list[str]:
     if sum(len(s.points) for s in series) > HOVER_POINTS:
         return []
     return [
-        spot(frame.x(x), frame.y(y), f"{s.name}, epoch {x:.0f}: {number(y, percent)}")
+        svg.spot(frame.x(x), frame.y(y), f"{s.name}, epoch {x:.0f}: {number(y, percent)}")
         for s in series
         if not s.quiet
         for x, y in s.points
@@ -228,7 +216,7 @@ def _describe(chart: Chart, series: Sequence[Series]) -> str:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence in ten parts: mean confidence, share right and count of those that are not empty."""
+    """Confidence in ten bins: mean confidence, share right and count of each bin that is not empty."""
 
     sure: NDArray[np.float64]
     right: NDArray[np.float64]
@@ -249,22 +237,22 @@ class Reliability:
 
 
 def calibration_figure(curves: Sequence[tuple[str, Reliability]]) -> Figure | None:
-    """Whether a confidence of 80 % means right in 80 % of the cases."""
+    """Whether labels with 80 % confidence are right in 80 % of the cases."""
     if not curves:
         return None
     frame, drawing = Frame(0, 1, 0, 1), Drawing(WIDTH, HEIGHT)
     fifths = [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     frame.rows(drawing, fifths, True)
     frame.foot(drawing, [(t, f"{100 * t:.0f}\u202f%") for t in fifths], "mean confidence")
-    drawing.add(line([(frame.x(0), frame.y(0)), (frame.x(1), frame.y(1))], "edge", dash=(2, 3)))
+    drawing.add(svg.line([(frame.x(0), frame.y(0)), (frame.x(1), frame.y(1))], "edge", dash=(2, 3)))
     for i, (name, r) in enumerate(curves):
         points = [(frame.x(s), frame.y(g)) for s, g in zip(r.sure, r.right, strict=True)]
         if len(points) > 1:
-            drawing.add(line(points, colour(i), 2.25, dash(i)))
+            drawing.add(svg.line(points, colour(i), 2.25, dash(i)))
         for (x, y), s, g, n in zip(points, r.sure, r.right, r.counts, strict=True):
             hint = f"{name}: confidence {number(s, True)}, right {number(g, True)} of {n:,}"
-            size = 2.2 + 4 * float(np.sqrt(n / r.counts.sum()))  # few examples, small dot
-            drawing.add(dots([(x, y)], colour(i), size), spot(x, y, hint))
+            size = 2.2 + 4 * float(np.sqrt(n / r.counts.sum()))  # small dots stand for few examples
+            drawing.add(svg.dots([(x, y)], colour(i), size), svg.spot(x, y, hint))
     keys = [Key(f"{name}, error", colour(i), number(r.error, True), dash(i)) for i, (name, r) in enumerate(curves)]
     said = "; ".join(f"{name}: expected calibration error {number(r.error, True)}" for name, r in curves)
     return Figure(
@@ -295,7 +283,7 @@ def bar_figure(
         for count_, (part, ink) in zip(counts, parts, strict=True):
             top, floor = frame.y(done + count_), frame.y(done)
             hint = f"{what} {text}: {count_:,}{f' {part}' if part else ''}"
-            drawing.add(box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
+            drawing.add(svg.box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
             done += count_
     keys = [Key(part, ink, f"{sum(c[j] for _, c in bars):,}", shape="box") for j, (part, ink) in enumerate(parts)]
     described = "; ".join(f"{text}: {total:,}" for (text, _), total in zip(bars, totals, strict=True))
@@ -308,26 +296,26 @@ def bar_figure(
 def dot_figure(
     name: str, title: str, rows: Sequence[tuple[str, Sequence[float | None]]], parts: Sequence[str]
 ) -> Figure:
-    """One line a class, one dot for each share."""
+    """One line per class, one dot per share."""
     longest = min(max((len(text) for text, _ in rows), default=1), 16)
     left, pitch = 16 + 7.2 * longest, 22.0
     height = TOP + BOTTOM + pitch * len(rows)
     x_ticks = share_ticks(min((v for _, values in rows for v in values if v is not None), default=0.0), 1.0)
     frame, drawing = Frame(x_ticks[0], 1, 0, 1, height=height, left=left), Drawing(WIDTH, height)
     for tick in x_ticks:
-        drawing.add(line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
+        drawing.add(svg.line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
     frame.foot(drawing, [(t, tick_text(t, x_ticks, True)) for t in x_ticks], "share")
     for i, (text, values) in enumerate(rows):
         y = TOP + pitch * (i + 0.5)
         known = [v for v in values if v is not None]
-        drawing.add(text_at(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
+        drawing.add(svg.text(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
         if known:
-            drawing.add(line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
+            drawing.add(svg.line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
         for j, value in enumerate(values):
             if value is not None:
                 hint = f"{text}: {parts[j]} {number(value, True)}"
                 x = frame.x(value)
-                drawing.add(dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), spot(x, y, hint))
+                drawing.add(svg.dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), svg.spot(x, y, hint))
     described = "; ".join(
         f"{text}: {', '.join(f'{p} {number(v, True)}' for p, v in zip(parts, values, strict=True) if v is not None)}"
         for text, values in rows
@@ -340,7 +328,7 @@ def dot_figure(
 
 
 def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
-    """For files; the page has a table, which can be read out and copied."""
+    """For files; the page has a table instead, which can be read aloud and copied."""
     k, numbers = len(classes), len(classes) <= 15
     longest = min(max(map(len, classes)), 14) if k <= 40 else 0
     cell = max(5.0, min(34.0, 560 / k))
@@ -351,15 +339,17 @@ def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Seq
         share = counts[i, j] / totals[i]
         ink, strength = ("c1", 0.08 + 0.5 * share) if i == j else ("c2", min(0.65, 0.08 + 3 * share))
         hint = f"{classes[i]} taken for {classes[j]}: {counts[i, j]:,}"
-        drawing.add(box(left + cell * j, top + cell * i, cell - 1, cell - 1, ink, round(float(strength), 3), hint))
+        drawing.add(svg.box(left + cell * j, top + cell * i, cell - 1, cell - 1, ink, round(float(strength), 3), hint))
         if numbers:
             drawing.add(
-                text_at(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11)
+                svg.text(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11)
             )
     for i, text in enumerate(classes if longest else ()):
-        drawing.add(text_at(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
-        drawing.add(text_at(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)], "middle", "text", 11))
-    drawing.add(text_at(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle"))
+        drawing.add(svg.text(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
+        drawing.add(svg.text(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)], "middle", "text", 11))
+    drawing.add(
+        svg.text(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle")
+    )
     right = int(np.trace(counts))
     return Figure(name, title, drawing, f"{title}: {right:,} of {int(counts.sum()):,} on the diagonal")
 
@@ -368,7 +358,7 @@ def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Seq
 
 
 def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str], note: str) -> Figure:
-    """Points coloured by label; the commonest labels have a colour each and stand in the picture."""
+    """Points coloured by label; the most frequent labels have a colour each and are named in the chart."""
     frame = Frame(*_ends(places[:, 0]), *_ends(places[:, 1]), height=300, left=RIGHT)
     drawing = Drawing(WIDTH, 300)
     found, counts = np.unique(labels, return_counts=True)
@@ -377,20 +367,20 @@ def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], class
     rest = ~np.isin(labels, own)
     groups = [(j, colour(i), labels == j) for i, j in enumerate(own)]
     if rest.any():
-        drawing.add(dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
+        drawing.add(svg.dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
     for _, ink, mask in groups:
-        drawing.add(dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
+        drawing.add(svg.dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
     middles = [np.median(places[mask], axis=0) for _, _, mask in groups]
     names = [(frame.x(x), frame.y(y), classes[j][:16]) for (x, y), (j, _, _) in zip(middles, groups, strict=True)]
     for x, y, name in spread(names):
-        drawing.add(text_at(x, y, name, "middle", "text", bold=True, halo=True))
+        drawing.add(svg.text(x, y, name, "middle", "text", bold=True, halo=True))
     frame.foot(drawing, [], "first principal component (across), second (upwards)")
     said = ", ".join(f"{classes[j]} {int(mask.sum()):,}" for j, _, mask in groups)
     return Figure("projection", "The examples in two dimensions", drawing, f"Projection by label: {said}", (), note)
 
 
 def spread(names: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Push names down, from the top on, until none covers another; a letter is taken to be seven units wide."""
+    """Move names down, from the top on, until none overlaps another; a letter counts as seven units wide."""
     placed: list[tuple[float, float, str]] = []
     for x, y, name in sorted(names, key=lambda n: n[1]):
         for other_x, other_y, other in sorted(placed, key=lambda n: n[1]):

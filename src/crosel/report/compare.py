@@ -1,4 +1,4 @@
-"""The page about several runs: one table, shared curves, where their labels differ, and each run's own galleries."""
+"""The report of several runs: a table, shared curves, labels that differ, and the galleries of each run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def results(runs: Sequence[Run]) -> str:
 
 
 def _differences(runs: Sequence[Run]) -> str:
-    """Settings in which the runs differ, out of those that all of them have."""
+    """Of the settings that all runs have, those that differ."""
     settings = [dotted(run.config.model_dump(mode="json")) for run in runs]
     shared = [name for name in settings[0] if all(name in own for own in settings)]
     names = [name for name in shared if len({repr(own[name]) for own in settings}) > 1]
@@ -69,7 +69,7 @@ def _differences(runs: Sequence[Run]) -> str:
 
 
 def _disagreements(runs: Sequence[Run], x: Inputs) -> str:
-    """Only where all runs are about the same examples, and finished."""
+    """Only for finished runs on the same examples."""
     first, found = runs[0], [run.result for run in runs if run.result is not None]
     if len(found) < len(runs) or len({(run.examples.fingerprint, run.n) for run in runs}) > 1:
         return ""

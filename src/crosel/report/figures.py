@@ -21,19 +21,19 @@ from crosel.report.charts import (
     matrix_figure,
     scatter_figure,
 )
-from crosel.report.drawing import Figure
 from crosel.report.run import Run
+from crosel.report.svg import Figure
 from crosel.report.tables import class_shares, confusions, share_names
 from crosel.runs.result import Result
 
-DOT_CLASSES = 20  # more lines than this would be taller than a screen
+DOT_CLASSES = 20  # more would not fit on a screen
 MATRIX_CLASSES = 100
 NEEDS_NO_TRUTH = (
     "Needs no true labels. Covering rate: share of predictions inside the candidate set. "
     "Approximated accuracy: share of the set's probability on the predicted label."
 )
 _LOSSES = {"loss": "total", "loss_selected": "selected", "loss_comix": "co-mix"}
-_NOT_IN_WARM_UP = ("loss_selected", "loss_comix")  # metrics.jsonl has them as 0 there
+_NOT_IN_WARM_UP = ("loss_selected", "loss_comix")  # where metrics.jsonl has 0
 
 
 def curves(run: Run) -> list[Figure]:
@@ -118,7 +118,7 @@ def set_sizes(run: Run) -> Figure:
 
 
 def confidence(result: Result) -> Figure:
-    """How sure the labels are; where truth is known, right and wrong ones apart."""
+    """Confidence of the labels; where truth is known, right and wrong ones separately."""
     bins = np.minimum((result.confidence * 10).astype(int), 9)
     truth = result.examples.truth
     right = np.ones(len(bins), bool) if truth is None else result.labels == truth
@@ -142,7 +142,7 @@ def calibration(result: Result) -> Figure | None:
 
 
 def classes(result: Result) -> Figure:
-    """Selection and confidence by class; of many classes those that stand worst."""
+    """Selection and confidence by class; of many classes, the lowest."""
     rows = class_shares(result)
     title = "Confidence and selection by class" if result.selected is not None else "Confidence by class"
     if len(rows) > DOT_CLASSES:
@@ -163,8 +163,8 @@ def projection(result: Result, x: NDArray[Any] | None) -> Figure | None:
 
 
 def principal_components(x: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
-    """Places [n, 2] of standardised features on their first two axes, and the share of the variance that they hold."""
-    from sklearn.decomposition import PCA  # a second to import, and only features need it
+    """Standardised features on their first two principal components [n, 2], and the share of variance they explain."""
+    from sklearn.decomposition import PCA  # takes a second to import, and only features need it
 
     x = x.astype(np.float64)
     x = (x - x.mean(axis=0)) / np.where(x.std(axis=0) > 0, x.std(axis=0), 1.0)
@@ -178,7 +178,7 @@ def principal_components(x: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
 
 
 def run_figures(run: Run, x: NDArray[Any] | None) -> list[Figure]:
-    """All of them, for files."""
+    """All charts of a run, for files."""
     out: list[Figure | None] = [*curves(run), set_sizes(run)]
     if run.result is not None:
         result = run.result

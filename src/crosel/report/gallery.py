@@ -1,4 +1,4 @@
-"""Examples that deserve a look: images as cards, features as a table. All text from the user is escaped here."""
+"""Examples worth checking: images as cards, features as a table. All text from the user is escaped here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crosel.runs.result import Result
 EXAMPLES = 12
 CANDIDATES = 5  # shown of a set
 FEATURES = 6
-NOTABLE = 0.05  # a label outside the set is shown from this probability on, where it is the most probable one
+NOTABLE = 0.05  # the most probable label, if outside the set, is shown from this probability on
 
 
 class Group(NamedTuple):
@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 
 def groups(result: Result) -> list[Group]:
-    """The rows of each gallery, the most telling first; empty ones are left out."""
+    """The rows of each gallery, the most informative gallery first; empty ones are left out."""
     # As labels.csv has them, so that a report of the same run written later shows the same examples.
     rising = np.argsort(result.confidence.round(6), kind="stable")
     flag = result.flags[rising]
@@ -43,13 +43,13 @@ def groups(result: Result) -> list[Group]:
         found.append(Group("Never selected", never, f"no network selected these {when}; the least confident first"))
     else:
         found.append(Group("Least confident", rising, "the labels to check first"))
-    surest = _in_turn(rising[::-1], result.labels[rising[::-1]])
+    surest = _round_robin(rising[::-1], result.labels[rising[::-1]])
     found.append(Group("Most confident", surest, "the most confident examples, from each class in turn"))
     return [group for group in found if len(group.rows)]
 
 
-def _in_turn(rows: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first row of each class, then the second of each, and so on: a gallery of one class says little."""
+def _round_robin(rows: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first row of each class, then the second of each, and so on, so that a gallery shows all classes."""
     by_class = np.argsort(classes, kind="stable")
     starts = np.searchsorted(classes[by_class], classes[by_class])
     turn = np.empty(len(rows), np.int64)
@@ -77,7 +77,7 @@ class Choice(NamedTuple):
 
 
 def choices(result: Result, i: int) -> tuple[list[Choice], int]:
-    """What could be said of an example, the label given first; and how many candidates are left out."""
+    """The labels to show for an example, the given one first, and the number of candidates left out."""
     given, inside = int(result.labels[i]), np.flatnonzero(result.examples.candidates[i]).tolist()
     if result.probabilities is None:
         sure = float(result.confidence[i])
@@ -101,7 +101,7 @@ def _bars(result: Result, i: int) -> str:
         given = label == int(result.labels[i])
         marks = {"beyond": ("not in the set", not inside), "true": ("true", label == truth and not given)}
         words = "".join(f' <em class="{mark}">{word}</em>' for mark, (word, holds) in marks.items() if holds)
-        value = "" if p is None else f'{bar(p)}<span class="p">{_short(p)}</span>'
+        value = "" if p is None else f'{bar(p)}<span class="p">{_short_percent(p)}</span>'
         kind = " ".join(word for word, holds in (("given", given), ("beyond", not inside)) if holds)
         name = _class_name(result, label)
         items.append(f'<li class="{kind}"><span class="w">{name}{words}</span>{value}</li>')
@@ -110,12 +110,12 @@ def _bars(result: Result, i: int) -> str:
     return f'<ul class="chances">{"".join(items)}</ul>'
 
 
-def _short(p: float) -> str:
+def _short_percent(p: float) -> str:
     return f"{100 * p:.0f}\u202f%" if p >= 0.995 or p < 0.0005 else f"{100 * p:.1f}\u202f%"
 
 
 def _verdict(result: Result, i: int) -> str:
-    """Whether the label given is right, in words, where that is known."""
+    """Whether the given label is right, if the truth is known."""
     if result.examples.truth is None:
         return ""
     true = int(result.examples.truth[i])
@@ -129,7 +129,7 @@ def _class_name(result: Result, label: int) -> str:
 
 
 def _given(result: Result, i: int) -> str:
-    return f"<b>{_class_name(result, int(result.labels[i]))}</b> {_short(float(result.confidence[i]))}"
+    return f"<b>{_class_name(result, int(result.labels[i]))}</b> {_short_percent(float(result.confidence[i]))}"
 
 
 def _cards(result: Result, images: NDArray[Any], rows: Sequence[int]) -> str:
@@ -145,7 +145,7 @@ def _cards(result: Result, images: NDArray[Any], rows: Sequence[int]) -> str:
 
 
 def _times_selected(result: Result, i: int) -> str:
-    """In how many epochs the example was selected, by the network that did so most."""
+    """The number of epochs in which the example was selected, by the network that selected it most often."""
     if result.networks is None or result.networks.epochs_selected is None:
         return ""
     times = int(result.networks.epochs_selected[:, i].max())

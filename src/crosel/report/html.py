@@ -1,4 +1,4 @@
-"""Parts of a page: numbers, tables, bars, sections, images. Text that parts take as HTML is escaped already."""
+"""Parts of a page: numbers, tables, bars, sections, images. Arguments that are HTML must be escaped already."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def percent(value: float) -> str:
 
 
 def section(title: str, body: str, intro: str = "", anchor: str = "") -> str:
-    """A heading with its words beside or above the content; nothing where there is no content."""
+    """A section with heading and introduction; empty if there is no content."""
     if not body:
         return ""
     lead = f"<p>{intro}</p>" if intro else ""
@@ -31,7 +31,7 @@ def section(title: str, body: str, intro: str = "", anchor: str = "") -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", note: str = "") -> str:
-    """Cells and captions are html; every first cell is its row's heading."""
+    """Cells and captions are HTML; the first cell of a row is its heading."""
     body = "".join(f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{c}</td>" for c in row[1:])}</tr>' for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="group" aria-label="{caption}"><table class="{kind}">'
@@ -50,14 +50,14 @@ def bar(share: float) -> str:
 
 
 def bar_table(caption: str, what: str, counts: Sequence[tuple[str, int]], total: int) -> str:
-    """Counts with their share of the total, and bars in relation to the largest."""
+    """Counts with their share of the total and bars relative to the largest."""
     largest = max((c for _, c in counts), default=0) or 1
     rows = [[escape(name), f"{c:,}", percent(c / max(1, total)), bar(c / largest)] for name, c in counts]
     return table(escape(caption), (escape(what), "examples", "share", ""), rows, "bars")
 
 
 def stack(caption: str, parts: Sequence[tuple[str, int, str]], note: str = "") -> str:
-    """One bar cut into parts (name, count, colour), with a legend that says them in words."""
+    """A stacked bar of parts (name, count, colour) with a legend."""
     total = sum(count for _, count, _ in parts) or 1
     pieces = "".join(
         f'<i class="b-{ink}" style="flex-grow:{count}"></i>' for _, count, ink in parts if count
@@ -81,7 +81,7 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 def thumbnail(image: NDArray[Any], alt: str) -> str:
-    """An <img> of an image [c, h, w], reduced by leaving out pixels; `alt` is escaped already."""
+    """An <img> of an image [c, h, w], reduced by leaving out pixels; `alt` must be escaped."""
     step = -(-max(image.shape[1:]) // SIDE)
     data = base64.b64encode(png(image[:, ::step, ::step])).decode()
     return f'<img class="thumb" width="44" height="44" alt="{alt}" src="data:image/png;base64,{data}">'

@@ -1,4 +1,4 @@
-"""The page about one run: what was trained on what, how it went, and what became of the labels."""
+"""The report of one run: data, settings, training and labels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crosel
-from crosel.report import drawing, figures, tables
-from crosel.report.drawing import Figure
+from crosel.report import figures, svg, tables
 from crosel.report.gallery import galleries
 from crosel.report.html import percent, section
 from crosel.report.run import Run
+from crosel.report.svg import Figure
 from crosel.runs.result import Result
 from crosel.utils.text import duration
 
@@ -30,14 +30,14 @@ RESULTS = (
 
 
 def style() -> str:
-    """Colours, shapes and layout; the review page shares them."""
+    """Colours, shapes and layout, shared with the review page."""
     layout = (resources.files("crosel.report") / "style.css").read_text(encoding="utf-8")
-    bars = "".join(f".b-{name}{{background:var(--{name})}}" for name in drawing.LIGHT if name[1:].isdigit())
-    return f"{drawing.css()}{drawing.SHAPES}{bars}\n{layout}"
+    bars = "".join(f".b-{name}{{background:var(--{name})}}" for name in svg.LIGHT if name[1:].isdigit())
+    return f"{svg.css()}{svg.SHAPES}{bars}\n{layout}"
 
 
 def page(title: str, subtitle: str, body: str, runs: Sequence[Run]) -> str:
-    # The policy lets the page load nothing, whatever a class is called.
+    # The policy keeps the page from loading anything, whatever names of classes contain.
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
@@ -52,7 +52,7 @@ def page(title: str, subtitle: str, body: str, runs: Sequence[Run]) -> str:
 
 
 def contents(body: str, names: Iterable[tuple[str, str]]) -> str:
-    """Links to those sections that are there."""
+    """Links to the sections that the page has."""
     links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in names if f'id="{name}"' in body]
     return f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>\n'
 
@@ -121,7 +121,7 @@ def _sets(run: Run, ids: count[int]) -> str:
 
 
 def notice(run: Run, name: str = "This run") -> str:
-    """What a reader should know first: that the run is not finished, or that it has lost classes."""
+    """What readers must know first: the run is not finished, or it has lost classes."""
     if run.is_complete and run.result is not None:
         lines = run.result.warnings()
         return "".join(f'<p class="notice" role="status">{escape(f"{name}: {line}")}</p>\n' for line in lines)

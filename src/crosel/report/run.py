@@ -1,4 +1,4 @@
-"""A run as a report shows it, finished or not: its settings, metrics and result."""
+"""A run as reports show it, finished or not: settings, metrics and result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: RunFolder, name: str, result: Result | None = None) -> Run:
-        """Read a run from its folder; all but the result, if that is in memory already."""
+        """Read a run from its folder; the result only if it is not given."""
         config = folder.read_config(removed="tell")
         examples = folder.training_set() if result is None else result.examples
         result = result or Result.load(folder.path, examples)
@@ -91,13 +91,13 @@ class Run:
 
     @property
     def warm_up(self) -> int:
-        """Epochs of warm-up, if something else came after them; otherwise 0."""
+        """Epochs of warm-up, or 0 if nothing else followed."""
         epochs = sum(row.get("phase") == "warm-up" for row in self.rows)
         return epochs if epochs < len(self.rows) else 0
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
-    """Read all folders; runs of the same name are told apart by their whole path."""
+    """Read all folders; runs with the same name are named by their path."""
     if not folders:
         raise UserError("a report needs at least one run folder")
     names = [folder.path.resolve().name for folder in folders]

@@ -16,11 +16,11 @@ from crosel.runs.result import Result
 SHOWN_CLASSES = 100
 SHOWN_MEMBERS = 12
 SHOWN_CONFUSIONS = 20
-CONFUSION_CLASSES = 15  # larger matrices are not legible; the commonest confusions are listed instead
+CONFUSION_CLASSES = 15  # larger matrices are illegible; the most common confusions are listed instead
 
 
 def set_members(run: Run) -> str:
-    """How many sets hold each label: one that is in nearly all of them says little."""
+    """How many sets contain each label: a label in nearly all of them says little."""
     counts = run.examples.candidates.sum(axis=0)
     order = np.argsort(-counts, kind="stable")[:SHOWN_MEMBERS]
     caption = "Labels in the candidate sets"
@@ -104,7 +104,7 @@ def confusions(run: Run) -> list[tuple[str, str, NDArray[np.int64]]]:
 
 
 def confusion(run: Run) -> str:
-    show = _matrix if len(run.classes) <= CONFUSION_CLASSES else _commonest
+    show = _matrix if len(run.classes) <= CONFUSION_CLASSES else _most_common
     return "".join(show(run, title, counts) for _, title, counts in confusions(run))
 
 
@@ -125,7 +125,7 @@ def _matrix(run: Run, title: str, counts: NDArray[np.int64]) -> str:
     return table(caption, ["true \\ given", *map(escape, run.classes)], rows, "confusion")
 
 
-def _commonest(run: Run, title: str, counts: NDArray[np.int64]) -> str:
+def _most_common(run: Run, title: str, counts: NDArray[np.int64]) -> str:
     wrong = counts - np.diag(np.diag(counts))
     order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
     pairs = [(int(p) // len(counts), int(p) % len(counts)) for p in order]

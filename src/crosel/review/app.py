@@ -1,4 +1,4 @@
-"""The page and the answers it asks for."""
+"""The web application: the page, and the API that it calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Share = Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)]
 
 
 class NewDecision(BaseModel):
-    """A label for an example, or none: skipped."""
+    """A label for an example; None: skipped."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     row: int
@@ -50,13 +50,13 @@ def build_app(cards: Cards, log_path: Path, token: str) -> FastAPI:
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, token=token)
     app.state.cards, app.state.log = cards, review.log
-    for routes in (page_routes(), picture_routes(review), question_routes(review), decision_routes(review)):
+    for routes in (page_routes(), picture_routes(review), search_routes(review), decision_routes(review)):
         app.include_router(routes)
     return app
 
 
 class Review:
-    """The examples with the decisions about them, as the answers show them."""
+    """The examples with the decisions about them."""
 
     def __init__(self, cards: Cards, log: DecisionLog) -> None:
         self.cards, self.log, self.decisions = cards, log, log.decisions
@@ -87,7 +87,7 @@ class Review:
         self.log.decide(row, decision)
 
 
-# --- what does not change -----------------------------------------------------------------------------------------
+# --- static files --------------------------------------------------------------------------------------------
 
 
 def page_routes() -> APIRouter:
@@ -96,7 +96,7 @@ def page_routes() -> APIRouter:
     files = {
         "page.js": ("text/javascript; charset=utf-8", _file("page.js")),
         "page.css": ("text/css; charset=utf-8", _file("page.css")),
-        "style.css": ("text/css; charset=utf-8", style().encode()),  # one look with the report
+        "style.css": ("text/css; charset=utf-8", style().encode()),  # shared with the report
     }
 
     @routes.get("/")
@@ -117,7 +117,7 @@ def page_routes() -> APIRouter:
 
 def picture_routes(review: Review) -> APIRouter:
     routes, cards = APIRouter(), review.cards
-    cache = {"cache-control": "private, max-age=86400, immutable"}  # the address names the data's version
+    cache = {"cache-control": "private, max-age=86400, immutable"}  # the address contains the version of the data
 
     @routes.get("/image/{row}.png")
     async def image(row: Row) -> Response:
@@ -133,10 +133,10 @@ def picture_routes(review: Review) -> APIRouter:
     return routes
 
 
-# --- questions ----------------------------------------------------------------------------------------------------
+# --- searching ----------------------------------------------------------------------------------------------------
 
 
-def question_routes(review: Review) -> APIRouter:
+def search_routes(review: Review) -> APIRouter:
     routes, cards = APIRouter(), review.cards
 
     @routes.get("/api/run")
@@ -145,8 +145,8 @@ def question_routes(review: Review) -> APIRouter:
         return _json({
             "name": cards.name, "about": cards.about, "classes": cards.classes, "images": cards.has_images,
             "flags": [flag for flag in FLAGS if flag and flag in present], "version": cards.examples.fingerprint,
-            "states": STATES, "notes": [*cards.notes, *review.log.passed_over.notes()], "progress": review.progress(),
-            "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
+            "states": STATES, "notes": [*cards.notes, *review.log.skipped_lines.warnings()],
+            "progress": review.progress(), "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
         })  # fmt: skip
 
     @routes.get("/api/examples")
@@ -184,7 +184,7 @@ def question_routes(review: Review) -> APIRouter:
 
 
 def decision_routes(review: Review) -> APIRouter:
-    """None of them is async: waiting for the disk must not hold up the others."""
+    """None of them is async, so that waiting for the disk does not block other requests."""
     routes, cards = APIRouter(), review.cards
 
     @routes.post("/api/decisions")
@@ -219,7 +219,7 @@ def decision_routes(review: Review) -> APIRouter:
 
 
 def _json(content: Any) -> Response:
-    # Our own values are plain already: FastAPI's walk over them would cost more than all the rest.
+    # The values are plain JSON types already; FastAPI's conversion would take most of the time.
     return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""A result as the page shows it: cards of examples, and the questions that the page asks of them."""
+"""A result as the page shows it: a card for each example, with search."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from crosel.runs.decisions import Decisions
 from crosel.runs.labels import FLAGS
 from crosel.runs.result import NetworkLabels, Result
 
-SHOWN = 8  # candidates on a card; the others are in the dialogue
+SHOWN = 8  # candidates on a card; the dialogue shows all
 FEATURES = 6
 SIDE = 128  # pixels of a thumbnail's longer side, at most
-KEYS = "123456789" + "qwertyidfghjklzxcvbm"  # the letters left over by the page's own commands
+KEYS = "123456789" + "qwertyidfghjklzxcvbm"  # the letters that are not commands of the page
 
 
 class Cards:
@@ -33,7 +33,7 @@ class Cards:
         self._selected = result.selected_words()
         self._search = Search(self.ids, result)
         # A method on the object would keep it alive in a shared cache.
-        self.picture = lru_cache(maxsize=2048)(self._picture)
+        self.picture = lru_cache(maxsize=2048)(self._encode)
 
     @property
     def has_images(self) -> bool:
@@ -46,7 +46,7 @@ class Cards:
 
     @cached_property
     def fixed_keys(self) -> list[str] | None:
-        """With few classes each has its own key; otherwise keys go by the place on the card."""
+        """Up to ten classes have a key each; otherwise keys depend on the position on the card."""
         if all(len(name) == 1 and name in "0123456789" for name in self.classes):
             return list(self.classes)
         return list("1234567890"[: len(self.classes)]) if len(self.classes) <= 10 else None
@@ -55,7 +55,7 @@ class Cards:
         return self.cards(np.array([row]))[0]
 
     def cards(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """All that the page shows of these examples. Arrays are cut once for all rows: that is most of the time."""
+        """What the page shows of these examples. Arrays are sliced once for all rows: that takes most of the time."""
         result = self.result
         sets, labels = self.examples.candidates[rows], result.labels[rows].tolist()
         confidence = result.confidence[rows].tolist()
@@ -63,12 +63,12 @@ class Cards:
         chances = [None] * len(rows) if p is None else p.tolist()
         tops = [None] * len(rows) if p is None else p.argmax(axis=1).tolist()
         networks = None if result.networks is None else network_cards(result.networks, rows)
-        first, column = np.nonzero(sets)  # row by row: the sets as one list, cut at `ends`
+        first, column = np.nonzero(sets)  # all sets as one list, split at `ends`
         inside_all, ends = column.tolist(), np.searchsorted(first, np.arange(len(rows) + 1)).tolist()
         cards = []
         for i, row in enumerate(rows.tolist()):
             inside, label, own = inside_all[ends[i] : ends[i + 1]], labels[i], chances[i]
-            if self.fixed_keys is not None:  # at most ten, and a steady place is found faster
+            if self.fixed_keys is not None:  # a fixed position is found faster
                 shown, keys = inside, [self.fixed_keys[j] for j in inside]
             else:  # the run's label first, then by probability, or by class where there are none
                 ranked = inside if own is None else sorted(inside, key=own.__getitem__, reverse=True)
@@ -99,7 +99,7 @@ class Cards:
         return round(float(result.confidence[row]), 4) if label == result.labels[row] else None
 
     def all_classes(self, row: int) -> list[dict[str, Any]]:
-        """Every class for the dialogue: those outside the set first, the most probable on top."""
+        """All classes for the dialogue: those outside the set first, each group by probability."""
         inside, p = self.examples.candidates[row], self.result.probabilities
         keys: list[NDArray[Any]] = [np.arange(len(self.classes)), inside]
         if p is not None:
@@ -110,21 +110,21 @@ class Cards:
 
     @property
     def has_small_images(self) -> bool:
-        """So small that encoding one takes less time than handing it to a thread."""
+        """Whether encoding an image takes less time than handing it to a thread."""
         return self.x is not None and self.x[0].size <= 64 * 64
 
-    def _picture(self, row: int) -> bytes:
+    def _encode(self, row: int) -> bytes:
         assert self.x is not None
         return png(reduced(np.asarray(self.x[row], np.uint8)))
 
 
 def reduced(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """At most SIDE pixels a side: the mean of each square of pixels, so that fine lines do not vanish."""
+    """At most SIDE pixels per side, by the mean of each square of pixels, so that fine lines remain visible."""
     channels, height, width = image.shape
     step = -(-max(height, width) // SIDE)
     if step == 1:
         return image
-    # A side shorter than a square keeps what it has.
+    # A side that is shorter than a square stays as it is.
     tall, wide = min(step, height), min(step, width)
     rows, columns = height // tall, width // wide
     cut = image[:, : rows * tall, : columns * wide].reshape(channels, rows, tall, columns, wide)
@@ -133,7 +133,7 @@ def reduced(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def network_cards(networks: NetworkLabels, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:
-    """What each network says of each of these examples, in how many epochs it selected it, and its last predictions."""
+    """For each of these examples and each network: its label, selection, and last predictions."""
     values: dict[str, Any] = {
         "label": networks.labels[:, rows], "confidence": networks.confidence[:, rows].round(4).astype(float).round(4),
         "selected": networks.selected[:, rows].astype(bool),

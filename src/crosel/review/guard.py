@@ -1,4 +1,4 @@
-"""What stands before the page: only this machine, only who knows the token, only small and plain requests.
+"""Access control: requests must come from this machine, carry the token, and be small and well-formed.
 
 A web page elsewhere can make a browser send requests here, and by DNS rebinding even under a name of its own. So the
 Host must be this machine's, an Origin must be the page's own, and nothing is answered without the token.
@@ -62,7 +62,7 @@ class Guard:
         try:
             headers = _headers(scope)
             host = _check_host(headers)
-            _check_shape(scope)
+            _check_path(scope)
             by_address = self._check_token(scope, headers, host)
             _check_origin(headers, host, by_address)
             if by_address:
@@ -83,7 +83,7 @@ class Guard:
         await self._app(scope, receive_again, send_guarded)
 
     def _check_token(self, scope: MutableMapping[str, Any], headers: dict[str, str], host: str) -> bool:
-        """True: the token stood in the page's address; False: in the cookie, or in the header of a script."""
+        """Return whether the token was in the page's address (True), or in the cookie or the header (False)."""
         if scope["path"] == "/" and scope["method"] == "GET" and scope["query_string"]:
             for token in parse_qs(scope["query_string"].decode("latin-1")).get("token", ()):
                 if self._is_token(token):
@@ -101,7 +101,7 @@ class Guard:
 
 
 def cookie_name(host: str) -> str:
-    """Cookies know no ports: without it, two reviews at once would take each other's."""
+    """Cookies ignore ports: without the port in its name, two reviews at once would share a cookie."""
     return f"crosel_review_{host.rpartition(':')[2] if ':' in host else '80'}"
 
 
@@ -133,13 +133,13 @@ def _check_origin(headers: dict[str, str], host: str, by_address: bool) -> None:
         raise Refused(403, "Requests from other pages are refused.")
 
 
-def _check_shape(scope: MutableMapping[str, Any]) -> None:
+def _check_path(scope: MutableMapping[str, Any]) -> None:
     if scope["method"] not in ("GET", "POST"):
         raise Refused(405, "Only GET and POST.")
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     if len(scope["query_string"]) > MAX_QUERY or len(raw) > 256:
         raise Refused(414, "The address is too long.")
-    # No name of ours needs any of these; so nothing has to be decoded to see where a path leads.
+    # No address of the page needs any of these, so no path has to be decoded.
     if any(part in raw for part in (b"..", b"//", b"\\", b"%", b"\0")) or "\\" in scope["path"]:
         raise Refused(400, "No such path.")
 
@@ -152,7 +152,7 @@ async def _read_body(headers: dict[str, str], receive: Receive) -> bytes:
     if len(length) > 9 or int(length) > MAX_BODY:
         raise too_large
     body = b""
-    while True:  # a body in chunks comes without a length
+    while True:  # a chunked body has no length
         message = await receive()
         if message["type"] != "http.request":
             raise Refused(400, "Cut short.")
@@ -165,7 +165,7 @@ async def _read_body(headers: dict[str, str], receive: Receive) -> bytes:
 
 async def _answer(send: Send, refused: Refused) -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    if refused.status == 413:  # the rest of the body is not waited for
+    if refused.status == 413:  # do not wait for the rest of the body
         headers.append((b"connection", b"close"))
     if refused.status == 405:
         headers.append((b"allow", b"GET, POST"))

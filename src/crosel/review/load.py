@@ -1,4 +1,4 @@
-"""Reading a finished run for the page."""
+"""Loading a finished run for the page."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from crosel.training.devices import pick_device
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
 
-SECONDS = 20.0  # what computing the probabilities may take at the start
+SECONDS = 20.0  # limit for computing the probabilities at the start
 MOST_ENTRIES = 1 << 29  # of the table of probabilities, two bytes each
 
 
 def load_cards(run: Path) -> Cards:
-    """Read a finished run. What only helps (images, probabilities, history) may be missing; a note says so."""
+    """Load a finished run. Images, probabilities and history may be missing; a note says so."""
     folder, path = RunFolder(run), run / "labels.csv"
     config, examples = folder.read_config(), folder.training_set()
     result = Result.load(run, examples)
@@ -43,7 +43,7 @@ def load_cards(run: Path) -> Cards:
     if p is None:
         try:
             session = load_run(run, pick_device("auto"))
-        except (UserError, OSError) as error:  # moved data, a network of the user's own, no checkpoint left
+        except (UserError, OSError) as error:  # data have moved, the network is custom code, no checkpoint
             notes.append(f"no probabilities: {error}")
         else:
             x, p = session.data.x, compute_probabilities(session, SECONDS, run, notes)
@@ -65,7 +65,7 @@ def _inputs(config: RunConfig, examples: TrainingSet, notes: list[str]) -> NDArr
 
 
 def _exported_probabilities(run: Path, examples: TrainingSet) -> NDArray[np.float16] | None:
-    """Those that `crosel labels RUN --out RUN/labels.npz` left, where there are too many to be kept by every run."""
+    """Those that `crosel labels RUN --out RUN/labels.npz` wrote, if the run itself had too many to save."""
     found = load_arrays(run / "labels.npz")
     p: NDArray[Any] | None = found.get("pred_probs")
     if p is None or p.shape != examples.candidates.shape:
@@ -75,7 +75,7 @@ def _exported_probabilities(run: Path, examples: TrainingSet) -> NDArray[np.floa
 
 @torch.no_grad()
 def compute_probabilities(session: Session, seconds: float, run: Path, notes: list[str]) -> NDArray[np.float16] | None:
-    """All of them, or None when that would take longer than `seconds`; a note then says how to have them."""
+    """All probabilities, or None if that would take longer than `seconds`; a note says how to compute them."""
     n, k = session.data.n, len(session.data.classes)
     if n * k > MOST_ENTRIES:
         notes.append(f"only the given label has its probability: a table of {n:,} by {k:,} is too large")

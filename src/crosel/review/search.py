@@ -1,4 +1,4 @@
-"""Filter and order: which examples a page of the grid holds."""
+"""Search: which examples are on a page of the grid, by filter and order."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from crosel.runs.labels import FLAGS
 from crosel.runs.result import Result
 
 State = Literal["all", "undecided", "decided", "changed", "skipped"]
-Sort = Literal["least", "most", "row"]  # confidence from below, from above, or as the data stand
+Sort = Literal["least", "most", "row"]  # by rising or falling confidence, or in the order of the data
 STATES: tuple[State, ...] = get_args(State)
-REMEMBERED = 32  # filters whose answers are kept: turning pages asks the same again
+CACHED_FILTERS = 32  # turning pages uses the same filter again
 
 
 @dataclass(frozen=True)
 class Query:
-    """A filter, an order, and the place to go on from: after or before a row (of this order, matching or not)."""
+    """A filter, an order, and where to continue: after or before a row, which need not match the filter."""
 
     label: int | None = None
-    within: str = "label"  # or "candidates": where `label` must stand
+    within: str = "label"  # or "candidates": where to look for `label`
     flag: str | None = None  # None: any; "": none
     low: float = 0.0
     high: float = 1.0
@@ -46,7 +46,7 @@ class Answer:
 
 
 class Search:
-    """Finds pages of a fixed set of examples; only the decisions about them change."""
+    """Search in examples that stay the same; only the decisions about them change."""
 
     def __init__(self, ids: Sequence[str], result: Result) -> None:
         self._result = result
@@ -56,16 +56,16 @@ class Search:
             "row": np.arange(len(ids)),
         }  # fmt: skip
         self._ranks = {name: np.argsort(order) for name, order in self._orders.items()}
-        # All ids as one text: to look through it once is far quicker than through each of them.
+        # All ids in one string: searching it once is much faster than searching each id.
         folded = [f"{name.casefold()}\0" for name in ids]
         self._text = "".join(folded)
         self._ends = np.cumsum([len(name) for name in folded])
-        # Caches of the object's own: on the class they would keep it alive.
-        self._places = lru_cache(maxsize=REMEMBERED)(self._find_places)
+        # Caches per object: a cache on the class would keep the object alive.
+        self._places = lru_cache(maxsize=CACHED_FILTERS)(self._find_places)
         self._having = lru_cache(maxsize=8)(self._ids_with)
 
     def find(self, query: Query, decisions: Decisions) -> Answer:
-        """One page. It goes on from a row, not from a number: what was decided meanwhile shifts nothing."""
+        """One page. It continues from a row, not from an offset, so that new decisions shift nothing."""
         asked = replace(query, after=None, before=None, limit=0)
         places = self._places(asked, decisions, 0 if query.state == "all" else decisions.version)
         ranks, start, end = self._ranks[query.sort], 0, query.limit
@@ -78,7 +78,7 @@ class Search:
         return Answer(len(places), start, self._orders[query.sort][places[start:end]])
 
     def _find_places(self, query: Query, decisions: Decisions, version: int) -> NDArray[np.int64]:
-        """Where in the order the matching examples stand; `version` only tells states of the decisions apart."""
+        """Positions of the matching examples in the order. `version` of the decisions is part of the cache key."""
         return np.flatnonzero(self._matching(query, decisions)[self._orders[query.sort]])
 
     def _matching(self, query: Query, decisions: Decisions) -> NDArray[np.bool_]:
@@ -108,7 +108,7 @@ class Search:
 
     def _ids_with(self, text: str) -> NDArray[np.bool_]:
         mask = np.zeros(len(self._ends), bool)
-        if "\0" not in text:  # which parts the ids from each other
+        if "\0" not in text:  # the separator of ids
             found = [match.start() for match in re.finditer(re.escape(text), self._text)]
             mask[np.searchsorted(self._ends, found, side="right")] = True
         return mask

@@ -1,4 +1,4 @@
-"""Start-up: a free port on 127.0.0.1, a fresh token, the browser."""
+"""Starting the page: a free port on 127.0.0.1, a new token, the browser."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from crosel.review.load import load_cards
 
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"  # never another one: the page is for whoever sits at this machine
+HOST = "127.0.0.1"  # the page is only for users of this machine
 
 
 def serve(run: Path, port: int, open_browser: bool) -> None:
-    listener = listen(port)  # first: a port that is taken should be told before a long start
+    listener = listen(port)  # first, so that a port in use is reported before a long start
     with contextlib.closing(listener):
         cards = load_cards(run)
         for note in cards.notes:
@@ -33,14 +33,14 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
         token = secrets.token_urlsafe(24)
         app = build_app(cards, run / "review.jsonl", token)
         address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
-        # No access log: it would hold the token. The protocol parts are named, so that extras change nothing.
+        # No access log, which would contain the token. The protocols are fixed, whatever uvicorn finds installed.
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, ws="none", http="h11", loop="asyncio",
             limit_concurrency=256, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
         )  # fmt: skip
         print(f"review {counted(cards.n, 'example')} at {address}", flush=True)
         print("every decision is saved at once; stop with Ctrl-C", flush=True)
-        with _opened(address, open_browser), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+        with _browser(address, open_browser), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(config).run(sockets=[listener])
         done = int((app.state.log.decisions.kinds > 0).sum())
         app.state.log.close()
@@ -50,8 +50,8 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
 def listen(port: int) -> socket.socket:
     if not 0 <= port < 65536:
         raise UserError(f"--port {port}: a port is a number from 1 to 65535, or 0 for any free port")
-    # The protocol is named, since asyncio sends small answers at once only on sockets that say they are TCP; others
-    # wait for the browser's acknowledgement, 40 ms for every answer.
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol. Without it every answer waits 40 ms for the
+    # browser's acknowledgement.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart right after a stop
@@ -65,8 +65,8 @@ def listen(port: int) -> socket.socket:
 
 
 @contextmanager
-def _opened(address: str, open_browser: bool) -> Iterator[None]:
-    """Open the browser by way of a private file: a command line with the token could be read by other users."""
+def _browser(address: str, open_browser: bool) -> Iterator[None]:
+    """Open the browser through a private file: other users can read command lines, and with them the token."""
     if not open_browser:
         yield
         return

@@ -1,4 +1,4 @@
-"""Decisions as a table: out of a review, and into the next training."""
+"""Decisions of a review as a table, and as known labels for the next training."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def export_corrections(run: Path, out: Path) -> int:
     config = folder.read_config()  # says what is wrong with the folder, if anything
     examples = folder.training_set()
     ids, decisions = examples.ids, Decisions(examples.n)
-    for note in replay(read_lines(run / "review.jsonl"), decisions, _Rows(ids).of_entry, examples.classes).notes():
-        logger.warning(note)
+    for warning in replay(
+        read_lines(run / "review.jsonl"), decisions, _RowsById(ids).row_of, examples.classes
+    ).warnings():
+        logger.warning(warning)
     refuse_overwrite(out, run / "review.jsonl", config.source, config.data.inputs)
     if out.suffix.lower() != ".csv":
         raise UserError(f"{out}: decisions are written as .csv; use this ending")
@@ -52,20 +54,21 @@ def export_corrections(run: Path, out: Path) -> int:
 
 def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
     """Known labels by row, as class numbers, from an exported csv or from a log (jsonl). Skipped examples have none."""
-    rows = _Rows([data.example_id(i) for i in range(data.n)])
+    rows = _RowsById([data.example_id(i) for i in range(data.n)])
     if path.suffix.lower() == ".jsonl":
         if not path.is_file():
             raise UserError(f"{path}: no such file")
         decisions = Decisions(data.n)
-        passed = replay(read_lines(path), decisions, rows.of_entry, data.classes)
-        if passed.foreign:
+        skipped = replay(read_lines(path), decisions, rows.row_of, data.classes)
+        if skipped.unknown:
             raise UserError(
-                f"{path}: line {passed.foreign[0]}: this decision is not about this data (another id, row or label); "
+                f"{path}: line {skipped.unknown[0]}: this decision is not about this data (another id, row or label); "
                 "give the decisions of a run on this data"
             )
-        if passed.torn:
+        if skipped.truncated:
             logger.warning(
-                f"{path}: line {passed.torn[0]} is cut short or no JSON, and is ignored ({len(passed.torn)} such)"
+                f"{path}: line {skipped.truncated[0]} is cut short or no JSON, and is ignored "
+                f"({len(skipped.truncated)} such)"
             )
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}
     if path.suffix.lower() == ".csv":
@@ -73,7 +76,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
     raise UserError(f"{path}: corrections must be a .csv (exported) or .jsonl (the log) file")
 
 
-def _read_csv(path: Path, data: Dataset, rows: _Rows) -> dict[int, int]:
+def _read_csv(path: Path, data: Dataset, rows: _RowsById) -> dict[int, int]:
     number = {name: j for j, name in enumerate(data.classes)}
     found: dict[int, int] = {}
     for place, name, label in _csv_rows(path):
@@ -111,8 +114,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-class _Rows:
-    """Rows by id. An id that several examples share is found only together with its row."""
+class _RowsById:
+    """Finds rows by id. Where several examples share an id, its row must be given, too."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self._ids = ids
@@ -124,18 +127,18 @@ class _Rows:
         """The row; -1 for an id that several examples have, None for one that none has."""
         return self._row.get(name)
 
-    def of_entry(self, entry: dict[str, Any]) -> int:
+    def row_of(self, entry: dict[str, Any]) -> int:
         name, row = entry.get("id"), entry.get("row")
         if isinstance(row, int) and not isinstance(row, bool) and 0 <= row < len(self._ids) and self._ids[row] == name:
             return row
-        found = self._row.get(name) if isinstance(name, str) else None  # the data may stand in another order now
+        found = self._row.get(name) if isinstance(name, str) else None  # the order of the data may have changed
         if found is None or found < 0:
             raise ValueError("no such example")
         return found
 
 
 def apply_corrections(data: Dataset, corrections: dict[int, int]) -> Dataset:
-    """The data with a set of one label wherever the label is known, so that every method takes it as given."""
+    """Give examples with a known label a candidate set of that label alone, which every method takes as true."""
     assert data.candidates is not None
     if not corrections:
         return data

@@ -1,7 +1,7 @@
-"""What was decided about which example: an append-only log, one JSON object a line.
+"""Decisions of a review: an append-only log with one JSON object per line.
 
-A line is on the disk before anyone hears that it was saved, and no line is ever changed: undo is a line too. Whatever
-a crash leaves at the end of the file is at most the half of one line that nobody was told of.
+A line is flushed to the disk before the page reports it as saved. No line is ever changed: an undo is a line, too.
+After a crash the file may end with part of a line that was never reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Decision:
 
 
 class Decisions:
-    """The decisions in force, and what undo goes back to. In memory only."""
+    """The decisions in force and their history for undo, in memory."""
 
     def __init__(self, n: int) -> None:
         self.kinds = np.zeros(n, np.int8)  # 0: undecided, otherwise one of CODES
@@ -56,12 +56,12 @@ class Decisions:
         return self._order[-1] if self._order else None
 
     def undo(self, row: int) -> bool:
-        """Go back to what held for this row before its last decision; False: there is none."""
+        """Undo the last decision about this row; return False if there is none."""
         stack = self._stacks.get(row)
         if not stack:
             return False
         stack.pop()
-        # The last decision is nearly always the one undone, so the search from the end is short.
+        # Search from the end: it is nearly always the last decision that is undone.
         place = len(self._order) - 1
         while self._order[place] != row:
             place -= 1
@@ -94,35 +94,35 @@ class Decisions:
 
 
 @dataclass(frozen=True)
-class PassedOver:
-    """Numbers of lines, from 1: cut short by a crash, and whole but not about this data."""
+class SkippedLines:
+    """Line numbers, from 1: cut short by a crash, or complete but not about this data."""
 
-    torn: list[int] = field(default_factory=list)
-    foreign: list[int] = field(default_factory=list)
+    truncated: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.torn) + len(self.foreign)
+        return len(self.truncated) + len(self.unknown)
 
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if not len(self):
             return []
         return [f"{counted(len(self), 'line')} of review.jsonl ignored: cut short, or from another run"]
 
 
-FindRow = Callable[[dict[str, Any]], int]  # the example a line is about; ValueError: there is none such
+FindRow = Callable[[dict[str, Any]], int]  # the row of the example that a line is about, or ValueError
 
 
-def replay(lines: Iterable[str], decisions: Decisions, find_row: FindRow, classes: Sequence[str]) -> PassedOver:
-    """Apply a log; return what was passed over."""
+def replay(lines: Iterable[str], decisions: Decisions, find_row: FindRow, classes: Sequence[str]) -> SkippedLines:
+    """Apply the lines of a log; return those that were skipped."""
     number = {name: j for j, name in enumerate(classes)}
-    passed = PassedOver()
+    skipped = SkippedLines()
     for count, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-        except (ValueError, RecursionError):  # a part of an object is never JSON, so no half line passes for a whole
-            passed.torn.append(count)
+        except (ValueError, RecursionError):  # part of a JSON object is never valid JSON
+            skipped.truncated.append(count)
             continue
         try:
             if not isinstance(entry, dict):
@@ -137,14 +137,14 @@ def replay(lines: Iterable[str], decisions: Decisions, find_row: FindRow, classe
             else:
                 raise ValueError("no decision")
         except (ValueError, TypeError):
-            passed.foreign.append(count)
-    return passed
+            skipped.unknown.append(count)
+    return skipped
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a log that may hold anything; a log that is not there is empty."""
+    """The lines of a log, whatever it contains; a missing log is empty."""
     try:
-        # Only \n ends a line: splitlines() would also split at characters that may stand in an id.
+        # Only \n ends a line: splitlines() would also split at characters that an id may contain.
         return path.read_bytes().decode("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return []
@@ -166,8 +166,8 @@ class DecisionLog:
             claim(self._file, f"{path} is open in another review of this run; use that one, or stop it")
             self.decisions = Decisions(len(ids))
             lines = read_lines(path)
-            self.passed_over = replay(lines, self.decisions, self._find_row, classes)
-            self._torn = bool(lines) and lines[-1] != ""  # the last line was cut short: begin on a new one
+            self.skipped_lines = replay(lines, self.decisions, self._find_row, classes)
+            self._truncated = bool(lines) and lines[-1] != ""  # the last line was cut short: begin on a new one
             if new:
                 sync_folder(path.parent)
         except BaseException:
@@ -199,13 +199,13 @@ class DecisionLog:
     def _append(self, row: int, decision: str, label: str) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entry = {"time": time, "id": self._ids[row], "row": row, "decision": decision, "label": label}
-        # ASCII only: no half character can come of a cut, and no id is beyond what UTF-8 can write.
-        data = (b"\n" if self._torn else b"") + json.dumps(entry).encode() + b"\n"
+        # ASCII only: a truncated line has no partial character, and every id can be written.
+        data = (b"\n" if self._truncated else b"") + json.dumps(entry).encode() + b"\n"
         with disk_errors(self.path):
-            self._torn = True  # until all of it is there
+            self._truncated = True  # until all of it is there
             while data:
                 data = data[os.write(self._file, data) :]
-            self._torn = False
+            self._truncated = False
             os.fsync(self._file)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where and by what a run, or a benchmark, was made: for the record."""
+"""The record of where and how a run or a benchmark was made: versions, hardware, commit, command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crosel.utils.redact import without_secrets
 
 
 def environment(command: list[str], device: torch.device | None = None) -> dict[str, Any]:
-    """Versions, hardware, the commit, the command that is given, and what it computes on."""
+    """Versions, hardware, commit and device, with the given command."""
     out: dict[str, Any] = {
         "crosel": crosel.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "numpy": np.__version__, "platform": f"{platform.system()} {platform.machine()}", "cpu_count": os.cpu_count(),
@@ -50,12 +50,12 @@ def _commit() -> str | None:
 
 
 def command_line() -> list[str]:
-    """What was typed, for the record; without what should be known to nobody else."""
+    """The command as typed, without secrets."""
     return ["crosel", *without_secrets(sys.argv[1:])]
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """What a run's environment.json says; nothing where it cannot be read: no table and no report hangs on it."""
+    """The content of environment.json, or nothing if it cannot be read: tables and reports do without."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -67,15 +67,15 @@ def hardware(environment: Mapping[str, Any]) -> str:
     """What a run was trained on, in words; empty where that is not known."""
     if not environment:
         return ""
-    # A card may be there without being used.
-    if environment.get("gpu") and (environment.get("device") or _asked(environment.get("command"))) != "cpu":
+    # A machine may have a GPU that the run did not use.
+    if environment.get("gpu") and (environment.get("device") or _device_flag(environment.get("command"))) != "cpu":
         return str(environment["gpu"])
     threads = environment.get("threads") or environment.get("cpu_count")
     return f"CPU, {threads} thread{'' if threads == 1 else 's'}" if threads else "CPU"
 
 
-def _asked(command: Any) -> str:
-    """The device that a command names, for runs that did not note it yet; of a flag given twice, the last counts."""
+def _device_flag(command: Any) -> str:
+    """The device in a command line, for older runs that did not record it; the last of several flags counts."""
     words = [str(word) for word in command] if isinstance(command, list) else []
     named: list[str] = re.findall(r"--device[ =](\S+)", " ".join(words))
     return named[-1] if named else ""

@@ -1,4 +1,4 @@
-"""The run folder: everything a run leaves behind, and all that is needed to go on with it or to use it."""
+"""The run folder: what a run leaves behind, and what is needed to resume or use it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from crosel.utils.yaml_files import read_yaml
 logger = logging.getLogger(__name__)
 
 Removed = Literal["refuse", "tell", "ignore"]
-# Settings that do not decide what is learnt: a run may go on with other values of these.
+# Settings that do not affect what is learnt: they may change when a run is resumed.
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
     "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
-# What a run that was killed before its config was written has left behind.
+# What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 
 
@@ -75,7 +75,7 @@ class RunFolder:
     def create(
         self, config: RunConfig, data: Dataset, environment: Mapping[str, Any], corrected: Sequence[int] = ()
     ) -> None:
-        """Lay out a new run. The config comes last: a folder without it is not a run yet."""
+        """Write the files of a new run. The config comes last: a folder without it is not a run."""
         make_folder(self.checkpoints)
         remove_temporary_files(self.path)
         TrainingSet.of(data, corrected).save(self / "candidates.npz")
@@ -84,7 +84,7 @@ class RunFolder:
         atomic_write(self / "config.yaml", config.to_yaml())
 
     def check_can_hold(self, resume: bool) -> None:
-        """Refuse a folder that holds something else than a run to go on with."""
+        """Refuse a folder that holds a run (unless `resume`) or anything else."""
         if self.exists:
             if not resume:
                 raise UserError(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
@@ -121,8 +121,8 @@ class RunFolder:
                 raise
             return check_config(found.state["config"], f"{self.checkpoints}: ", removed), True
 
-    def take_config(self, config: RunConfig) -> None:
-        """Refuse to go on with other settings than the run was started with; note those that may change."""
+    def update_config(self, config: RunConfig) -> None:
+        """Save the settings of a resumed run; refuse those that must not change."""
         old, damaged = self._config_or_backup("refuse")
         remedy = "use the old value, or choose another --out"
         refuse_changes(old, config, f"{self.path} has a run with other settings", remedy)
@@ -131,7 +131,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Claim the folder (made if need be) for this process; the claim ends with the process, however it ends."""
+        """Lock the folder, made if need be, for this process; the lock ends with the process, however that ends."""
         with ExitStack() as held, new_folder(self.path):  # goes again, while still ours, if nothing comes of the run
             taken = f"{self.path} is in use by another process; wait for it or choose another --out"
             held.enter_context(claimed(self.path, taken))
@@ -140,11 +140,11 @@ class RunFolder:
     # --- candidate sets ---------------------------------------------------------------------------------------
 
     def training_set(self) -> TrainingSet:
-        """The drawn sets are part of the run: they are saved once and read back ever after."""
+        """The candidate sets of the run: drawn and saved once, then always read back."""
         return TrainingSet.load(self / "candidates.npz")
 
     def with_candidates(self, data: Dataset) -> Dataset:
-        """The data with the run's own sets, or a line about how the data differ from what the run was made with."""
+        """The data with the run's candidate sets; a UserError if the data are not those of the run."""
         saved = self.training_set()
         joined = replace(data, candidates=saved.candidates)
         changed = _difference(saved, data, joined)
@@ -153,7 +153,7 @@ class RunFolder:
         return joined
 
     def placeholder_dataset(self) -> Dataset:
-        """The shape and classes of the run's data without the data: enough to predict anywhere."""
+        """A dataset with the shape and classes of the run's data but without the data: enough to predict."""
         saved = self.training_set()
         x = np.zeros((1, *saved.shape), np.uint8 if len(saved.shape) == 3 else np.float32)
         return Dataset(x, saved.classes, saved.candidates, columns=saved.columns)
@@ -240,7 +240,7 @@ def load_run(
 
 
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
-    """The data that a config names. A run's own file that has moved is looked for in the folder that is given."""
+    """Load the data that a config names; `data_dir` is where else to look for a file that has moved."""
     return load(config.source, data_dir or config.data_folder, config.data, progress)
 
 
@@ -255,7 +255,7 @@ def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | No
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
-    """Name files so that the run can be repeated, resumed and used from any working folder."""
+    """Make paths absolute, so that the run can be repeated and resumed from any working folder."""
     update: dict[str, Any] = {"data": config.data.with_full_paths(), "candidates": full_rule(config.candidates)}
     if config.source not in published_formats():
         update["source"] = os.path.abspath(locate(config.source, config.data_folder))
@@ -265,7 +265,7 @@ def with_full_paths(config: RunConfig) -> RunConfig:
 
 
 def refuse_changes(old: RunConfig, new: RunConfig, what: str, remedy: str) -> None:
-    """Name the first setting that decides what is learnt and differs."""
+    """Refuse a config that would learn something else; the error names the first setting that differs."""
     was, now = (dotted(config.model_dump(mode="json")) for config in (old, new))
     free = set(FREE_TO_CHANGE)
     if not {was.get("source"), now.get("source")} & published_formats().keys():
@@ -277,10 +277,10 @@ def refuse_changes(old: RunConfig, new: RunConfig, what: str, remedy: str) -> No
 
 
 def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], free: Set[str]) -> tuple[str, Any, Any] | None:
-    """Of settings by their dotted names, but for those that are free to differ."""
-    telling = ("source", "method.name", "train.epochs")  # when these differ, so do many others
-    # Then as they are declared: a default that follows from other settings comes after them.
-    for name in sorted([*now, *(was.keys() - now.keys())], key=lambda name: name not in telling):
+    """The first difference between settings with dotted names, except those in `free`."""
+    first = ("source", "method.name", "train.epochs")  # when these differ, so do many others
+    # Then in the order of declaration: a default that depends on other settings comes after them.
+    for name in sorted([*now, *(was.keys() - now.keys())], key=lambda name: name not in first):
         if name in free:
             continue
         if was.get(name) != now.get(name):

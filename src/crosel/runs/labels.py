@@ -48,7 +48,7 @@ class LabelRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelStudio:
-    """How predictions are named for Label Studio: as in the project's labelling config."""
+    """Names in the labelling config of a Label Studio project."""
 
     from_name: str = "label"  # name of <Choices>
     to_name: str = "image"  # name of <Image>, <Text>, …
@@ -59,17 +59,17 @@ class LabelStudio:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def check_ending(path: Path, only_outside: bool = False) -> str:
-    """The ending, which says what is written, in small letters; or a UserError, for all that is made of labels."""
-    ending = path.suffix.lower()
-    if only_outside and ending != ".csv":
+def check_label_suffix(path: Path, only_outside: bool = False) -> str:
+    """The lower-case ending, which selects the format; a UserError if labels are not written in it."""
+    suffix = path.suffix.lower()
+    if only_outside and suffix != ".csv":
         raise UserError(f"{path}: labels outside the sets are written as .csv, for crosel train --corrections")
-    if ending not in (".csv", ".jsonl", ".npz", ".json"):
+    if suffix not in (".csv", ".jsonl", ".npz", ".json"):
         raise UserError(
             f"{path}: labels are written as .csv, .jsonl or .npz, or as .json for Label Studio; "
             "use one of these endings"
         )
-    return ending
+    return suffix
 
 
 def label_rows(result: Result) -> Iterator[LabelRow]:
@@ -86,13 +86,13 @@ def label_rows(result: Result) -> Iterator[LabelRow]:
 
 def write_labels(result: Result, path: Path, label_studio: LabelStudio | None = None) -> None:
     """Write csv, jsonl, npz, or predictions for Label Studio (json), by the file's ending."""
-    ending = check_ending(path)
-    if ending == ".csv":
+    suffix = check_label_suffix(path)
+    if suffix == ".csv":
         atomic_write_with(path, lambda stream: _write_csv(result, stream))
-    elif ending == ".jsonl":
+    elif suffix == ".jsonl":
         lines = (_json(row._asdict()) + b"\n" for row in label_rows(result))
         atomic_write_with(path, lambda stream: stream.writelines(lines))
-    elif ending == ".npz":
+    elif suffix == ".npz":
         arrays = label_arrays(result)
         atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
     else:
@@ -102,7 +102,7 @@ def write_labels(result: Result, path: Path, label_studio: LabelStudio | None = 
 
 
 def _check_images(result: Result, names: LabelStudio, path: Path) -> None:
-    """Label Studio would look for an image under each id, unless it is told of another field, or knows the tasks."""
+    """Label Studio takes each id for the path of an image, unless another field or the project's tasks are given."""
     name = result.examples.example_id(0).partition("?")[0]
     if names.tasks is not None or names.data_key != LabelStudio.data_key or ends_as_image(name):
         return
@@ -117,7 +117,7 @@ def _check_images(result: Result, names: LabelStudio, path: Path) -> None:
 
 def write_outside(result: Result, path: Path) -> int:
     """Write the labels that the sets seem to miss, as csv for `crosel train --corrections`; return their number."""
-    check_ending(path, only_outside=True)
+    check_label_suffix(path, only_outside=True)
     if result.selected is None:
         raise UserError(
             "the run's method keeps no history, so no label outside a set is known; leave out --only-outside"
@@ -136,7 +136,7 @@ def _write_csv(result: Result, stream: IO[bytes]) -> None:
 
 
 def _json(value: Any) -> bytes:
-    # Half characters have no UTF-8; as \udXXX they are valid JSON, and come back as they were.
+    # Lone surrogates cannot be encoded as UTF-8; escaped as \udXXX they are valid JSON and are read back unchanged.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
@@ -149,7 +149,7 @@ def _write_list(values: Iterator[Any], stream: IO[bytes]) -> None:
 
 
 def label_arrays(result: Result) -> dict[str, Any]:
-    """All of it as arrays; cleanlab's functions take `labels` and `pred_probs` as they are."""
+    """The result as arrays; cleanlab's functions take `labels` and `pred_probs` as they are."""
     arrays = {
         "ids": np.array(result.examples.ids), "labels": result.labels, "confidence": result.confidence,
         "pred_probs": result.probabilities, "flags": np.array(result.flag_names()),
@@ -177,7 +177,7 @@ def label_studio_tasks(result: Result, names: LabelStudio) -> Iterator[dict[str,
 
 
 def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Tasks of a Label Studio export by the ids that our reader of such files gives them."""
+    """Tasks of a Label Studio export by id, as the reader of that format names them."""
     try:
         tasks = read_json(path)
     except OSError as error:
@@ -191,7 +191,7 @@ def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def read_labels(path: Path) -> list[LabelRow]:
-    """Read a csv that `write_labels` wrote, without the apostrophes it puts before would-be formulas."""
+    """Read a csv that `write_labels` wrote; the apostrophes in front of formulas are removed."""
     try:
         with open(path, newline="", encoding="utf-8") as stream:
             reader = csv.reader(stream, strict=True)

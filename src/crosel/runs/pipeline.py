@@ -42,7 +42,7 @@ ReportWriter = Callable[[RunFolder, Dataset, Result], None]
 
 
 class StopFlag:
-    """Set by the first Ctrl-C or SIGTERM; the loop looks at it after every step. A second Ctrl-C is immediate."""
+    """Set by the first Ctrl-C or SIGTERM; the loop checks it after every step. A second Ctrl-C is immediate."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -64,7 +64,7 @@ def stop_signals(flag: StopFlag | None = None) -> Iterator[StopFlag]:
         yield flag
         return
     old = {number: signal.signal(number, flag.set) for number in (signal.SIGINT, signal.SIGTERM)}
-    if any(getattr(handler, "asked", False) for handler in old.values()):  # before, while nothing could stop in order
+    if any(getattr(handler, "asked", False) for handler in old.values()):  # the signal came before this handler was set
         flag.set(signal.SIGTERM, None)
     try:
         yield flag
@@ -85,11 +85,11 @@ def train_run(
     loggers: Sequence[str] = (),
     write_report: ReportWriter | None = None,
 ) -> Session:
-    """Train into a run folder; with `resume`, go on with the run that is there, if there is one.
+    """Train into a run folder; with `resume`, continue the run that is there, if any.
 
     `trust_code` lets a network named `module:factory` be imported. `corrections` is a file of known labels, as a review
-    leaves it: their examples get a candidate set of that one label. Of several ranks only the first looks at the run
-    folder, and the others begin with what it tells them. `loggers` names other places for the metrics.
+    leaves it: their examples get a candidate set of that one label. Of several ranks only rank 0 uses the run folder;
+    the others get their state from it. `loggers` names other places for the metrics.
     `write_report` writes the report of the finished run: `crosel.report.write_run_report`, or none.
     """
     check_loggers(loggers)
@@ -99,7 +99,7 @@ def train_run(
         with ExitStack() as held:
             build = partial(build_session, device=device, trust_code=trust_code, world=world)
 
-            def lead() -> Session:
+            def on_rank0() -> Session:
                 held.enter_context(folder.locked())
                 folder.check_can_hold(resume or world.restarted)
                 data = load_data(config, progress=console.on_images)
@@ -108,17 +108,17 @@ def train_run(
                 for warning in data.remarks():
                     logger.warning(warning)
                 full = with_full_paths(resolve(config, data))
-                _guard(held, stop, full, device)
-                held.callback(recorder.wait)  # however the run ends: what it says is saved is on the disk
+                _protect(held, stop, full, device)
+                held.callback(recorder.wait)  # however the run ends, what was reported as saved is on the disk
                 if folder.exists:
-                    return _go_on(folder, full, data, build, corrections)
-                return _begin(folder, full, data, build, corrections)
+                    return _resume(folder, full, data, build, corrections)
+                return _start(folder, full, data, build, corrections)
 
-            def follow(start: Start) -> Session:
-                _guard(held, stop, start[0], device)
-                return _follow(start, build)
+            def on_other_ranks(start: StartState) -> Session:
+                _protect(held, stop, start[0], device)
+                return _join(start, build)
 
-            session = world.from_rank0(lead, _start, follow)
+            session = world.from_rank0(on_rank0, _start_state, on_other_ranks)
             if world.rank:
                 fit(session, (), stop)
             elif folder.is_done:
@@ -138,15 +138,15 @@ def train_run(
         console.close()
 
 
-Build = Callable[[RunConfig, Dataset], Session]  # knows what the run computes on
+Build = Callable[[RunConfig, Dataset], Session]  # device and ranks are bound
 
 
-def _begin(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:
-    """Begin a run in the folder."""
+def _start(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:
+    """Start a new run in the folder."""
     data = draw_candidates(data, config.candidates, config.seed)
     known = read_corrections(corrections, data) if corrections else {}
     data = apply_corrections(data, known)
-    session = build(config, data)  # before anything is written: it may refuse the config
+    session = build(config, data)  # before anything is written: this may raise a UserError
     check_batch_size(session)
     folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
     if corrections and not known:
@@ -156,33 +156,33 @@ def _begin(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, co
     return session
 
 
-def _go_on(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:
-    """Go on with the run in the folder, from its last checkpoint."""
+def _resume(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:
+    """Continue the run in the folder from its last checkpoint."""
     if corrections:
         raise UserError(f"{folder.path}: corrections apply only to a new run; choose another --out")
-    folder.take_config(config)
+    folder.update_config(config)
     session = build(config, folder.with_candidates(with_classes_of(data, config.candidates)))
     folder.restore(session)
     return session
 
 
-def _guard(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.device) -> None:
-    """What holds from here to the end of the run: signals wait for the end of a step, too little memory is one line."""
+def _protect(held: ExitStack, stop: StopFlag, config: RunConfig, device: torch.device) -> None:
+    """Until the run ends: a signal waits for the end of the step, and too little memory is an error of one line."""
     held.enter_context(stop_signals(stop))
     held.enter_context(advise_while_building(device, config.train.data_on))
 
 
 # config, candidate sets, and a checkpoint's two halves
-Start = tuple[RunConfig, NDArray[np.bool_] | None, dict[str, Tensor], dict[str, Any]]
+StartState = tuple[RunConfig, NDArray[np.bool_] | None, dict[str, Tensor], dict[str, Any]]
 
 
-def _start(session: Session) -> Start:
-    """What another rank needs to stand where this one does; it has the data from its own disk."""
+def _start_state(session: Session) -> StartState:
+    """What another rank needs to start from the same state; it reads the data from its own disk."""
     tensors, state = session.state()
     return session.config, session.data.candidates, {name: t.cpu() for name, t in tensors.items()}, state
 
 
-def _follow(start: Start, build: Build) -> Session:
+def _join(start: StartState, build: Build) -> Session:
     config, sets, tensors, state = start
     session = build(config, replace(with_classes_of(load_data(config), config.candidates), candidates=sets))
     session.restore(Checkpoint(tensors, state))

@@ -14,7 +14,7 @@ from crosel.training.session import Session
 from crosel.utils.files import atomic_write, disk_errors
 from crosel.utils.out_of_memory import OutOfMemoryAdvice
 
-# The copy is in the host's memory, whatever trains.
+# The copy is in host memory, whatever the device.
 _SAVING = OutOfMemoryAdvice(
     torch.device("cpu"),
     "for a checkpoint",
@@ -23,7 +23,7 @@ _SAVING = OutOfMemoryAdvice(
 
 
 def writes_behind(device: torch.device) -> bool:
-    """Whether training goes on while a checkpoint is written. On a CPU both would want the same cores."""
+    """Whether training goes on while a checkpoint is written. On a CPU both would compete for the cores."""
     return device.type == "cuda"
 
 

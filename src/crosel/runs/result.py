@@ -34,7 +34,7 @@ SAVED_ENTRIES = 1 << 26  # of a table of probabilities, two bytes each; a larger
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The training examples without their inputs, and what tells whether inputs are theirs (`candidates.npz`)."""
+    """The training examples without their inputs, and what identifies those inputs (`candidates.npz`)."""
 
     classes: tuple[str, ...]
     candidates: NDArray[np.bool_]  # [n, k]

@@ -22,9 +22,9 @@ DARK = {
     "c1": "#7fb2ff", "c2": "#ff9b6a", "c3": "#5fcf9f", "c4": "#c9a4f5", "c5": "#e8b64c", "c6": "#5cc9de",
     "c7": "#fb90bd", "c8": "#b3bdca", "c9": "#b3cf6a", "c10": "#dda58a",
 }  # fmt: skip
-DRAWN = ("text", "soft", "rule", "edge", "page", "accent", "bad")  # shapes have these and the curves' colours
+DRAWN = ("text", "soft", "rule", "edge", "page", "accent", "bad")  # used by shapes, beside the colours of curves
 COLOURS = 10
-# Beside the hue, so that curves can be told apart without it: dashes of lines 1, 2, 3, and again.
+# Curves must be distinguishable without colours, too: the dashes of lines 1, 2, 3, then again.
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 3), (2, 3))
 
 
@@ -91,16 +91,16 @@ def box(x: float, y: float, width: float, height: float, colour: str, opacity: f
     return f'<rect class="f-{colour}" {place}{_opacity(opacity)}{end}'
 
 
-def text_at(
-    x: float, y: float, words: str, anchor: str = "start", colour: str = "soft", size: float = TEXT_SIZE,
+def text(
+    x: float, y: float, content: str, anchor: str = "start", colour: str = "soft", size: float = TEXT_SIZE,
     bold: bool = False, halo: bool = False,
 ) -> str:  # fmt: skip
-    """Words at a point in the middle of the letters' height; `halo` is a rim where they stand on other shapes."""
+    """Text, vertically centred on y; `halo` adds a rim, for text on top of other shapes."""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     style = "" if size == TEXT_SIZE else f' style="font-size:{size:g}px"'
     weight = ' font-weight="600"' if bold else ""
     place = f'x="{short(x)}" y="{short(y)}" dy=".35em"{where}{style}{weight}'
-    return f'<text class="f-{colour}{" halo" if halo else ""}" {place}>{escape(words)}</text>'
+    return f'<text class="f-{colour}{" halo" if halo else ""}" {place}>{escape(content)}</text>'
 
 
 def spot(x: float, y: float, title: str) -> str:
@@ -152,7 +152,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart that is ready to be shown, or saved as `name`.svg; `description` is for those who cannot see it."""
+    """A finished chart, shown in a page or saved as `name`.svg; `description` is its text alternative."""
 
     name: str
     title: str
@@ -171,12 +171,12 @@ class Figure:
     def svg_file(self) -> str:
         """A file of its own: the drawing under its title and legend, with the colours in it and a background."""
         width, x, y = self.drawing.width, 12.0, 42.0
-        shapes = [text_at(x, 20, self.title, colour="text", size=15, bold=True)]
+        shapes = [text(x, 20, self.title, colour="text", size=15, bold=True)]
         for i, key in enumerate(self.keys):
             wide = 40.0 + 7 * len(key.words)  # seven units a letter
             if i and x + wide > width:
                 x, y = 12.0, y + 20
-            shapes += [key.mark(x, y), text_at(x + 24, y, key.words, colour="text")]
+            shapes += [key.mark(x, y), text(x + 24, y, key.words, colour="text")]
             x += wide
         head = y + 8 if self.keys else 30.0
         size = f'width="{short(width)}" height="{short(self.drawing.height + head)}"'
