@@ -276,7 +276,7 @@ def test_what_was_changed_is_named_and_not_what_follows_from_it(
     folder.path.mkdir()
     (folder / "config.yaml").write_text(old.to_yaml(), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        folder.take_config(new)
+        folder.update_config(new)
     assert f"has a run with other settings: {says}" in str(caught.value)
 
 
