@@ -80,7 +80,7 @@ def head(preset: str) -> str:
     return " ".join(presets()[preset].header.values())
 
 
-_GAVE = re.compile(r"(\w+:q=[\d.]+)[^:.]*: (\d+\.\d+) (?:± \d+\.\d+ )?%[^(]*\(results/([^),]+)[),]")
+_GAVE = re.compile(r"(\w+:q=[\d.]+)[^:.]*: (\d+\.\d+) (?:± \d+\.\d+ )?%[^(]*\(results/([^),]+)\.jsonl[),]")
 SHORT = {name: _GAVE.findall(head(name)) for name in presets() if name.startswith("fast/")}
 
 
