@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
 from crosel.utils.files import atomic_write
+from crosel.utils.text import did_you_mean
 
 
 class Arguments(argparse.ArgumentParser):

@@ -13,13 +13,13 @@ from pydantic.fields import FieldInfo
 
 from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nn.networks import NetworkSettings
 from crosel.presets import read_preset
-from crosel.utils.limits import one_line
 from crosel.utils.set_option import declared_type, parse_set
 from crosel.utils.settings import RENAMED, Settings, removed_settings, with_new_names
+from crosel.utils.text import did_you_mean, one_line
 from crosel.utils.trees import merge
 from crosel.utils.yaml_files import read_yaml
 

@@ -19,12 +19,13 @@ from crosel.bench import expand, read_suite
 from crosel.bench.tables import paper
 from crosel.config import RunConfig, TrainSettings, build_config, check_config
 from crosel.data.formats.digits import read_digits
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
 from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
 from crosel.presets import _composed, presets, read_preset
 from crosel.training.build import filled_from_data, resolve
+from crosel.utils.text import did_you_mean
 from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 

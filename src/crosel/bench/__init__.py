@@ -22,7 +22,8 @@ from crosel.bench.suite import (
     suites,
     with_seeds,
 )
-from crosel.errors import UserError, choose_from, counted
+from crosel.errors import UserError
+from crosel.utils.text import choose_from, counted
 
 if TYPE_CHECKING:
     from crosel.bench.search import SearchResult

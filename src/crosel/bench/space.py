@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from crosel.errors import UserError, choose_from
+from crosel.errors import UserError
+from crosel.utils.text import choose_from
 
 ORACLE = "oracle_accuracy"  # needs true labels, so it must be asked for by name: --oracle
 SCORES = ("covering_rate", "approximated_accuracy", ORACLE)

@@ -34,8 +34,9 @@ import yaml
 from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config
 from crosel.data.sources import check_there
-from crosel.errors import UserError, choose_from
+from crosel.errors import UserError
 from crosel.nn.networks import check_trust
+from crosel.utils.text import choose_from
 from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 

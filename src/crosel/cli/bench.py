@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crosel.cli.options import DataDir, Device, Trust, set_option
-from crosel.errors import UserError, counted
-from crosel.utils.text import percent
+from crosel.errors import UserError
+from crosel.utils.text import counted, percent
 
 if TYPE_CHECKING:
     from crosel.bench import BenchRun, RunResult

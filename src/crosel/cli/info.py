@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 import typer
 
 import crosel
-from crosel.errors import counted
+from crosel.utils.text import counted
 
 _NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "rich", "typer")
 _OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")

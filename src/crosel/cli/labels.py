@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from crosel.cli.options import DataDir, Device, RunArgument, Trust
-from crosel.errors import UserError, counted
+from crosel.errors import UserError
+from crosel.utils.text import counted
 
 
 def labels(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from crosel.cli.options import Device, RunArgument, Trust
-from crosel.errors import counted
+from crosel.utils.text import counted
 
 
 def predict(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from crosel.cli.options import RunArgument
-from crosel.errors import counted
+from crosel.utils.text import counted
 
 
 def review(

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crosel.errors import UserError, choose_from, did_you_mean
+from crosel.errors import UserError
+from crosel.utils.text import choose_from, did_you_mean
 
 Bools = NDArray[np.bool_]
 _CHUNK = 1 << 22  # draws held at once: 32 MiB

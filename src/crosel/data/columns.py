@@ -11,8 +11,8 @@ from crosel.data.images import ends_as_image
 from crosel.data.settings import TableKind
 from crosel.data.text import NO_NAMES, is_number
 from crosel.data.vocabulary import NO_VOTE, label_names
-from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import shown
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean, quoted
 
 # Columns with a role, under the names that tools give them.
 ROLES = {
@@ -44,7 +44,7 @@ def column_roles(header: Sequence[str], path: Path, line: int = 1) -> dict[str, 
         if role is None:
             continue
         if role in found:
-            both = f"{shown(header[found[role]])} and {shown(name)}"
+            both = f"{quoted(header[found[role]])} and {quoted(name)}"
             raise UserError(f"{path}, line {line}, column {column + 1}: {both} mean the same; rename one")
         found[role] = column
     return found
@@ -65,14 +65,15 @@ def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:
     for name, cell in row.items():
         if isinstance(cell, str) and ends_as_image(cell.strip()):
             raise UserError(
-                f"{place}, column {shown(name)}: {shown(cell)} seems to be an image; name the column 'path', or drop it"
+                f"{place}, column {quoted(name)}: {quoted(cell)} seems to be an image; "
+                "name the column 'path', or drop it"
             )
 
 
 def refuse_data_as_names(names: Sequence[str], path: Path) -> None:
     """Whole numbers may be names, as pandas writes 0, 1, 2; but 5.1 is none."""
     if all(map(is_number, names)) and any(map(_is_fraction, names)):
-        raise UserError(f"{path}, line 1: {shown(names[0])} is not a column name; {NO_NAMES}")
+        raise UserError(f"{path}, line 1: {quoted(names[0])} is not a column name; {NO_NAMES}")
 
 
 def _is_fraction(cell: str) -> bool:
@@ -94,14 +95,14 @@ def guess_kind(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> 
         return "table"
     if "worker" in known and not named:
         raise UserError(
-            f"{path}, line 1: {shown(header[known['worker']])} says who voted; name the column of the labels 'label'"
+            f"{path}, line 1: {quoted(header[known['worker']])} says who voted; name the column of the labels 'label'"
         )
     if known.keys() & {"id", "path"} and others:
         if named and not any(_is_fraction(row[column]) for row in rows for column in named):
             return "wide-votes"
         if len(others) == 1 and is_number(rows[0][others[0]]) and "truth" not in known:
             raise UserError(
-                f"{path}, line 1: {shown(header[others[0]])} alone is not a table of scores, which has a column "
+                f"{path}, line 1: {quoted(header[others[0]])} alone is not a table of scores, which has a column "
                 "for each class; if it holds labels, name it 'label'"
             )
         cells = {row[column].strip().lower() for row in rows for column in others}
@@ -117,7 +118,7 @@ def guess_kind(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> 
     near = did_you_mean("candidates", header)
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates'{near} or 'label', or an 'id' or "
-        f"'path' with votes or scores next to it; it has {', '.join(map(shown, header[:5]))}. "
+        f"'path' with votes or scores next to it; it has {', '.join(map(quoted, header[:5]))}. "
         f"If some are annotators: {NAME_THEM}"
     )
 
@@ -158,7 +159,7 @@ def vote_columns(
     if all(said[column] <= labels for column in unclear):
         return list(others)
     raise UserError(
-        f"{path}, line 1: {shown(header[unclear[0]])} may hold votes or a feature, since numbers are among the votes "
+        f"{path}, line 1: {quoted(header[unclear[0]])} may hold votes or a feature, since numbers are among the votes "
         f"of other columns; name the columns that hold votes: {NAME_THEM}"
     )
 
@@ -174,7 +175,7 @@ def named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> li
     for name in names:
         if name not in header:
             raise UserError(
-                f"{path}, line 1: there is no column {shown(name)} of votes{did_you_mean(name, header)}; "
+                f"{path}, line 1: there is no column {quoted(name)} of votes{did_you_mean(name, header)}; "
                 "change data.annotators"
             )
     return [header.index(name) for name in names]

@@ -23,7 +23,8 @@ from PIL import Image, ImageOps
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
-from crosel.utils.limits import check_bytes, has_control_characters, one_line
+from crosel.utils.limits import check_bytes
+from crosel.utils.text import has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"

@@ -16,7 +16,7 @@ from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import image_path, image_root
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError
-from crosel.utils.limits import shown
+from crosel.utils.text import quoted
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def join_inputs(
             raise UserError(f"{place(row)}: {error}") from None
     if paths and not paths[0].exists() and not settings.skip_bad:
         raise UserError(
-            f"{place(0)}: {shown(str(paths[0]))} is not an image file; if paths are relative to another folder: "
+            f"{place(0)}: {quoted(str(paths[0]))} is not an image file; if paths are relative to another folder: "
             "--set data.image_root=FOLDER; if these are ids, give the file with their inputs: --set data.inputs=FILE"
         )
     x, bad = read_usable_images(paths, settings, [place(r) for r in range(len(paths))], path, progress)
@@ -93,7 +93,7 @@ def _joined(
     index = {name: row for row, name in enumerate(inputs.ids)}
     if len(index) != len(inputs.ids):
         twice, _ = Counter(inputs.ids).most_common(1)[0]
-        raise UserError(f"{path}: id {shown(twice)} appears twice, so inputs cannot be joined by id; rename one")
+        raise UserError(f"{path}: id {quoted(twice)} appears twice, so inputs cannot be joined by id; rename one")
     if path.is_dir():  # images may be known without their ending, where that is clear
         stems = [os.path.splitext(name)[0] for name in inputs.ids]
         times = Counter(stems)
@@ -102,7 +102,7 @@ def _joined(
     bad: dict[int, str] = {}
     for at, name in enumerate(names):
         if name not in index:
-            bad[at] = f"{place(at)}: {path} has no inputs for id {shown(name)}"
+            bad[at] = f"{place(at)}: {path} has no inputs for id {quoted(name)}"
             if not settings.skip_bad:
                 raise UserError(bad[at] + OR_SKIP)
             if len(bad) == len(names):

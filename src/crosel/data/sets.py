@@ -38,8 +38,8 @@ from crosel.data.vocabulary import (
     looks_listed,
     may_be_unknown,
 )
-from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import shown
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean, quoted
 
 _TRUTH = {"target", "targets", "class", "labels", "y", "y_true", "true_label", "ground_truth"}
 _NUMBER = "number"  # no column of a file: what rows go by where some were left out, and have no name
@@ -53,9 +53,9 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
             f"{table.path}, line 1: data.inputs is for votes and scores; rows with candidates or labels hold their "
             "inputs themselves: leave data.inputs out, and add a column 'path' or columns of numbers"
         )
-    notes = [f"feature {shown(name)}: if it is the true label, name it 'label'" for name in _may_be_truth(table.names)]
+    notes = [f"feature {quoted(name)}: if it is the true label, name it 'label'" for name in _may_be_truth(table.names)]
     if {"truth", "label"} <= table.columns.keys():
-        unused, used = shown(table.titles["truth"]), shown(table.titles["label"])
+        unused, used = quoted(table.titles["truth"]), quoted(table.titles["label"])
         notes.append(f"column {unused} is not used: true labels are those in {used}; keep one of the two")
     table = with_truth(table)
     x: Array | None = None

@@ -11,8 +11,8 @@ from crosel.data.dataset import Dataset, hold_out
 from crosel.data.formats import Chunk, Format, InputSpec, find_format, published_formats
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
-from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import has_control_characters, one_line
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean, has_control_characters, one_line
 
 logger = logging.getLogger(__name__)
 

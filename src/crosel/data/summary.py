@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from crosel.data.dataset import Dataset
-from crosel.errors import counted, some_of
+from crosel.utils.text import counted, some_of
 
 _CELLS = 1 << 24  # looked at in one go: 16 MiB
 _NAMED = 10  # names that a line lists before it counts

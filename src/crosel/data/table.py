@@ -17,7 +17,7 @@ from crosel.data.images import read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
-from crosel.utils.limits import has_control_characters, shown
+from crosel.utils.text import has_control_characters, quoted
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Table:
         return next((role for role in ("id", "path") if role in self.columns), None)
 
     def place(self, row: int, role: str | None = None) -> str:
-        column = f", column {shown(self.titles.get(role, role))}" if role else ""
+        column = f", column {quoted(self.titles.get(role, role))}" if role else ""
         return f"{self.path}, line {self.lines[row]}{column}"
 
     def take(self, rows: Sequence[int]) -> Table:
@@ -90,7 +90,7 @@ def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Se
         row, column = np.argwhere(~np.isfinite(out))[0]
         value = values[row, column]
         what = "NaN" if np.isnan(value) else "an infinite value" if np.isinf(value) else f"{value:g} is too large"
-        place = f"{table_path}, line {lines[row]}, column {shown(names[column])}"
+        place = f"{table_path}, line {lines[row]}, column {quoted(names[column])}"
         raise UserError(f"{place}: {what}; fill it in or drop the row")
     return out
 
@@ -102,7 +102,7 @@ def check_ids(table: Table, role: str = "id") -> list[str]:
     for row, name in enumerate(ids):
         if name in seen:
             raise UserError(
-                f"{table.place(row, role)}: id {shown(name)} was already given in line {table.lines[seen[name]]}; "
+                f"{table.place(row, role)}: id {quoted(name)} was already given in line {table.lines[seen[name]]}; "
                 "give each row its own"
             )
         seen[name] = row
@@ -117,10 +117,10 @@ def own_ids(table: Table) -> list[str]:
 def image_path(cell: Any, root: Path) -> Path:
     """A path as written in a file -> where it is. ValueError if it is no path."""
     if not isinstance(cell, str) or not cell.strip():
-        raise ValueError(f"{shown(cell)} is not a path to an image")
+        raise ValueError(f"{quoted(cell)} is not a path to an image")
     text = cell.strip().removeprefix("file://")
     if "://" in text:
-        raise ValueError(f"{shown(text)} is an address, not a file; download the images first")
+        raise ValueError(f"{quoted(text)} is an address, not a file; download the images first")
     if has_control_characters(text) or len(text) > 4000:
         raise ValueError("not a path to an image")
     path = root / text
@@ -143,7 +143,7 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
         return table.features, {}
     if "path" not in table.columns:
         name = table.titles.get("id")
-        hint = f"; if {shown(name)} holds the names of images, name it 'path'" if name else ""
+        hint = f"; if {quoted(name)} holds the names of images, name it 'path'" if name else ""
         raise UserError(
             f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers{hint}"
         )
@@ -152,7 +152,7 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
     places = [table.place(row, "path") for row in range(table.n)]
     if not (settings.skip_bad or paths[0].exists()):
         hint = "if paths are relative to another folder: --set data.image_root=FOLDER"
-        raise UserError(f"{places[0]}: {shown(str(paths[0]))}: no such image file; {hint}")
+        raise UserError(f"{places[0]}: {quoted(str(paths[0]))}: no such image file; {hint}")
     return read_usable_images(paths, settings, places, table.path, progress)
 
 
@@ -160,7 +160,7 @@ def is_test_row(cell: Any) -> bool:
     """Whether a row is for testing."""
     word = "" if cell is None else cell.strip().lower() if isinstance(cell, str) else None
     if word not in ("train", "test", ""):
-        raise ValueError(f"{shown(cell)} is neither train nor test")
+        raise ValueError(f"{quoted(cell)} is neither train nor test")
     return word == "test"
 
 

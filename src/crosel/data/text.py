@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crosel.errors import UserError, counted
-from crosel.utils.limits import MAX_JSON, MAX_LINE, one_line, shown
+from crosel.errors import UserError
+from crosel.utils.limits import MAX_JSON, MAX_LINE
+from crosel.utils.text import counted, one_line, quoted
 
 # How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)
 _UNNAMED = re.compile(r"Unnamed: 0(\.\d+)*")
@@ -68,7 +69,7 @@ class CsvFile:
             if name and name in seen:
                 remedy = NO_NAMES if all(map(is_number, names)) else "rename one"
                 raise UserError(
-                    f"{path}, line 1: columns {seen[name]} and {column} are both named {shown(name)}; {remedy}"
+                    f"{path}, line 1: columns {seen[name]} and {column} are both named {quoted(name)}; {remedy}"
                 )
             seen[name] = column
 

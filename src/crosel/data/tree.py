@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from crosel.data.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
 from crosel.data.vocabulary import check_cells, label_name
-from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import one_line, shown
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean, one_line, quoted
 from crosel.utils.yaml_files import not_yaml
 
 _MAX_BYTES = 16 << 20
@@ -129,7 +129,7 @@ def _bottom_up(path: Path, children: dict[str, dict[str, None]], seen_at: dict[s
         circle = error.args[1][::-1]  # parents first
         way = " > ".join([*circle[:-1][:5], circle[0]])
         where = _place(path, seen_at[circle[0]])
-        raise UserError(f"{where}: {shown(circle[0])} is below itself ({way}); remove one of these") from None
+        raise UserError(f"{where}: {quoted(circle[0])} is below itself ({way}); remove one of these") from None
 
 
 def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
@@ -142,7 +142,7 @@ def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
     unknown = [name for name in data.classes if name not in tree.below]
     if unknown:
         near = did_you_mean(unknown[0], tree.below)
-        raise UserError(f"{tree.place}: class {shown(unknown[0])} of the data is not in the tree{near}; add it")
+        raise UserError(f"{tree.place}: class {quoted(unknown[0])} of the data is not in the tree{near}; add it")
     check_cells(data.n, k, 1 if data.weights is None else 5, tree.place)
     table = np.zeros((len(data.classes), k), dtype=bool)
     for row, name in enumerate(data.classes):

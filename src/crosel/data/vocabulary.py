@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import check_bytes, has_control_characters, shown
+from crosel.errors import UserError
+from crosel.utils.limits import check_bytes
+from crosel.utils.text import did_you_mean, has_control_characters, quoted
 
 MAX_NAME = 1000
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
@@ -36,7 +37,7 @@ def label_name(value: Any, what: str = "label") -> str:
     if isinstance(value, float) and value.is_integer():  # as pandas writes a whole number beside missing ones
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{shown(value)} is not a {what}; expected text or a whole number")
+        raise ValueError(f"{quoted(value)} is not a {what}; expected text or a whole number")
     if isinstance(value, int) and not -(10**MAX_DIGITS) < value < 10**MAX_DIGITS:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits is not a {what}; write it in quotes")
     name = str(value).strip()
@@ -46,7 +47,7 @@ def label_name(value: Any, what: str = "label") -> str:
         raise ValueError(f"a {what} of {len(name)} characters; at most {MAX_NAME} are allowed")
     # Line breaks and half characters would spoil what is written later.
     if has_control_characters(name):
-        raise ValueError(f"{what} {shown(name)} holds a character that cannot be printed (a line break?); remove it")
+        raise ValueError(f"{what} {quoted(name)} holds a character that cannot be printed (a line break?); remove it")
     return name
 
 
@@ -58,13 +59,13 @@ def label_names(value: Any, separator: str = "|") -> tuple[str, ...]:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{shown(value)} is not a list of labels; write cat|dog")
+        raise ValueError(f"{quoted(value)} is not a list of labels; write cat|dog")
     names = tuple(label_name(item) for item in value)
     if not names:
         raise ValueError("an empty set; give it at least one label")
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"label {shown(twice)} appears twice; name it once")
+        raise ValueError(f"label {quoted(twice)} appears twice; name it once")
     return names
 
 
@@ -83,13 +84,13 @@ def _listed(text: str) -> list[Any] | None:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"weight {shown(value)} is not a number")
+        raise ValueError(f"weight {quoted(value)} is not a number")
     try:
         if "_" in str(value):  # 1_0, which Python takes for 10
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
-        raise ValueError(f"weight {shown(value)} is not a number") from None
+        raise ValueError(f"weight {quoted(value)} is not a number") from None
     if not 0 <= number < 1e30:
         raise ValueError(f"weight {number:g}; a weight must be finite and at least 0")
     return number
@@ -110,12 +111,12 @@ def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|")
         found = {label_name(name): _number(number) for name, number in value.items()}
         outside = [name for name in found if names is not None and name not in names]
         if outside:
-            raise ValueError(f"a weight for {shown(outside[0])}, which is not among the candidates; add it to them")
+            raise ValueError(f"a weight for {quoted(outside[0])}, which is not among the candidates; add it to them")
         if not any(found.values()):
             raise ValueError("no weight above 0; give one label at least a weight")
         return found
     if not isinstance(value, list):
-        raise ValueError(f"{shown(value)} is not a list of weights; write cat:0.7|dog:0.3")
+        raise ValueError(f"{quoted(value)} is not a list of weights; write cat:0.7|dog:0.3")
     if names is None:
         raise ValueError("weights without names need candidates next to them; write cat:0.7|dog:0.3")
     if len(value) != len(names):
@@ -135,7 +136,7 @@ class Vocabulary:
     def __init__(self, found: Iterable[str], given: Sequence[str] | None = None) -> None:
         if given is not None and len(set(given)) != len(given):
             twice, _ = Counter(given).most_common(1)[0]
-            raise UserError(f"setting 'data.classes': {shown(twice)} appears twice; name each class once")
+            raise UserError(f"setting 'data.classes': {quoted(twice)} appears twice; name each class once")
         self.classes = tuple(given) if given is not None else tuple(sorted(set(found), key=_order))
         self._index = {name: i for i, name in enumerate(self.classes)}
 
@@ -147,7 +148,7 @@ class Vocabulary:
             return self._index[name]
         except KeyError:
             near = did_you_mean(name, self.classes)
-            raise ValueError(f"{shown(name)} is not one of the {len(self.classes)} classes{near}") from None
+            raise ValueError(f"{quoted(name)} is not one of the {len(self.classes)} classes{near}") from None
 
     def indices(self, names: Iterable[str], what: str) -> list[int]:
         """The numbers of these classes; `what` begins the error about a name that is none of them."""
@@ -165,7 +166,7 @@ def alike(names: Iterable[str]) -> list[str]:
         other = first.setdefault(_comparable(name), name)
         if other != name:
             same = unicodedata.normalize("NFKC", other) == unicodedata.normalize("NFKC", name)
-            pair = f"{other!a} and {name!a}" if same else f"{shown(other)} and {shown(name)}"
+            pair = f"{other!a} and {name!a}" if same else f"{quoted(other)} and {quoted(name)}"
             notes.append(f"classes {pair} are kept apart; if they are the same class, write them alike")
     return notes[:3] + ([f"… and {len(notes) - 3} more such pairs"] if len(notes) > 3 else [])
 
@@ -192,7 +193,7 @@ def may_be_unknown(names: Collection[str], remedy: str = "leave such cells blank
     class like these."""
     below = [name for name in names if _order(name)[1] < 0]
     unknown = NO_VOTE - EMPTY - ({"-1"} if len(below) > 1 or {*names, "1"} == {"-1", "1"} else set())
-    words = [shown(name) for name in names if name.lower() in unknown]
+    words = [quoted(name) for name in names if name.lower() in unknown]
     if not words:
         return []
     return [f"taken as classes: {', '.join(words)}; if this means that nothing is known, {remedy}"]
@@ -203,7 +204,7 @@ def looks_listed(names: Iterable[str]) -> list[str]:
     for name in names:
         if name[0] + name[-1] in ("[]", "{}") and any(mark in name for mark in ",; "):
             remedy = "write cat|dog, or ['cat', 'dog']" if not _listed(name) else "name a column of sets 'candidates'"
-            return [f"class {shown(name)} looks like several; {remedy}"]
+            return [f"class {quoted(name)} looks like several; {remedy}"]
     return []
 
 
@@ -217,7 +218,7 @@ def looks_joined(names: Sequence[str], what: str = "set", marks: str = ",;/| ") 
         for name, parts in several.items():
             if sum(part in known for part in parts) >= min(2, len(parts) - 1) or parts[0] in lasts:
                 split = _SEPARATOR.format(mark)
-                return [f"no {what} has two labels, but {shown(name)} looks like several; to split it: {split}"]
+                return [f"no {what} has two labels, but {quoted(name)} looks like several; to split it: {split}"]
     return []
 
 

@@ -33,8 +33,8 @@ from crosel.data.vocabulary import (
     looks_listed,
     may_be_unknown,
 )
-from crosel.errors import UserError, did_you_mean, some_of
-from crosel.utils.limits import shown
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean, quoted, some_of
 
 _MAY_BE_CLASSES = NO_VOTE - EMPTY - {"nan"}
 Vote = tuple[int, str, int, str]  # example, label, and where it stands: row, column
@@ -105,8 +105,8 @@ def _same(table: Table, names: Sequence[str], role: str, cells: Sequence[Any]) -
         before = rows.setdefault(name, row)
         if cells[before] != cell:
             raise UserError(
-                f"{table.place(row, role)}: {shown(cell)} for {shown(name)}, but line {table.lines[before]} has "
-                f"{shown(cells[before])}; {ALL_ROWS}"
+                f"{table.place(row, role)}: {quoted(cell)} for {quoted(name)}, but line {table.lines[before]} has "
+                f"{quoted(cells[before])}; {ALL_ROWS}"
             )
     return {name: cells[row] for name, row in rows.items()}
 
@@ -180,7 +180,7 @@ def _distinct_votes(
             if before == row:
                 votes.append((example[task], label, row, "label"))
             elif not skip_repeated:
-                what = f"the vote of {shown(workers[row])} on {shown(task)} for {shown(label)}"
+                what = f"the vote of {quoted(workers[row])} on {quoted(task)} for {quoted(label)}"
                 line = table.lines[before]
                 raise UserError(f"{table.place(row, 'label')}: {what} was already given in line {line}{OR_SKIP}")
     return votes
@@ -194,7 +194,7 @@ def _features_of(table: Table, tasks: Sequence[str], first: Mapping[str, int]) -
     other = (table.features != table.features[firsts]).any(axis=1)
     if other.any():
         row = int(other.argmax())
-        what = f"the numbers for {shown(tasks[row])} differ from those in line {table.lines[firsts[row]]}"
+        what = f"the numbers for {quoted(tasks[row])} differ from those in line {table.lines[firsts[row]]}"
         raise UserError(f"{table.place(row)}: {what}; {ALL_ROWS}")
     return table.features[list(first.values())]
 
@@ -253,7 +253,7 @@ def _strangers(labels: Mapping[str, set[str]]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return some_of([shown(name) for name in names], 20)
+    return some_of([quoted(name) for name in names], 20)
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from torch import nn
 
 from crosel.config import RunConfig, check_config
 from crosel.data.dataset import as_inputs, make_dataset
-from crosel.errors import UserError, counted
+from crosel.errors import UserError
 from crosel.estimator.inputs import (
     UserTypeError,
     check_settings,
@@ -54,6 +54,7 @@ from crosel.training.devices import pick_device
 from crosel.training.trainer import fit as train
 from crosel.utils.console import Console
 from crosel.utils.out_of_memory import advise_while_building
+from crosel.utils.text import counted
 
 Self = TypeVar("Self", bound="PartialLabelClassifier")
 

@@ -36,9 +36,10 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
-from crosel.errors import UserError, choose_from
+from crosel.errors import UserError
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.settings import Settings
+from crosel.utils.text import choose_from
 
 
 class MethodSettings(Settings):

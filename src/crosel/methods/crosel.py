@@ -39,7 +39,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crosel.errors import UserError, counted
+from crosel.errors import UserError
 from crosel.methods.bank import MemoryBank
 from crosel.methods.base import (
     STAGE,
@@ -56,6 +56,7 @@ from crosel.methods.losses import candidate_probabilities, cc_loss, soft_cross_e
 from crosel.methods.outside import TREATMENTS, Keep
 from crosel.nn.cuda import StreamPool
 from crosel.nn.networks import forward_split_bn
+from crosel.utils.text import counted
 
 logger = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
 from crosel.nn import fused
 from crosel.nn.casts import Conv2d, Linear
 from crosel.nn.fused import add_norm_relu, norm_relu
-from crosel.utils.limits import one_line
 from crosel.utils.out_of_memory import is_out_of_memory
 from crosel.utils.settings import Settings
+from crosel.utils.text import did_you_mean, one_line
 
 NetworkFactory = Callable[[], nn.Module]
 UserFactory = Callable[..., nn.Module]  # called as factory(classes=k, shape=shape of one example)

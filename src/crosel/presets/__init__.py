@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean
 from crosel.utils.trees import merge
 
 

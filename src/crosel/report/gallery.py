@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.errors import counted
 from crosel.report.html import bar, table_head, thumbnail
 from crosel.runs.labels import FLAGS
 from crosel.runs.result import Result
+from crosel.utils.text import counted
 
 EXAMPLES = 12
 CANDIDATES = 5  # shown of a set

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import uvicorn
 
-from crosel.errors import UserError, counted
+from crosel.errors import UserError
 from crosel.review.app import build_app
 from crosel.review.load import load_cards
+from crosel.utils.text import counted
 
 logger = logging.getLogger(__name__)
 

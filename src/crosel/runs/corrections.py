@@ -12,12 +12,12 @@ import numpy as np
 
 from crosel.data import Dataset
 from crosel.data.text import CsvFile
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
 from crosel.runs.decisions import Decisions, read_lines, replay
 from crosel.runs.folder import RunFolder
 from crosel.utils.csv_cells import csv_line, unescape_formula
 from crosel.utils.files import atomic_write, new_folder, refuse_overwrite
-from crosel.utils.limits import shown
+from crosel.utils.text import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -85,16 +85,16 @@ def _read_csv(path: Path, data: Dataset, rows: _RowsById) -> dict[int, int]:
         row = rows.find(name) if rows.find(name) is not None else rows.find(unescape_formula(name))
         if row is None:
             raise UserError(
-                f"{place}: no example has the id {shown(name)}; remove the line, or give the ids of the data"
+                f"{place}: no example has the id {quoted(name)}; remove the line, or give the ids of the data"
             )
         if row < 0:
-            raise UserError(f"{place}: several examples have the id {shown(name)}; ids must be unique")
+            raise UserError(f"{place}: several examples have the id {quoted(name)}; ids must be unique")
         j = number.get(label, number.get(unescape_formula(label)))
         if j is None:
             near = did_you_mean(label, data.classes)
-            raise UserError(f"{place}: {shown(label)} is not one of the {len(data.classes)} classes{near}")
+            raise UserError(f"{place}: {quoted(label)} is not one of the {len(data.classes)} classes{near}")
         if found.setdefault(row, j) != j:
-            raise UserError(f"{place}: example {shown(name)} has two labels; remove one of them")
+            raise UserError(f"{place}: example {quoted(name)} has two labels; remove one of them")
     return found
 
 

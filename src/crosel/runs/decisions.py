@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from crosel.errors import UserError, counted
+from crosel.errors import UserError
 from crosel.utils.files import claim, disk_errors
 from crosel.utils.system import sync_folder
+from crosel.utils.text import counted
 
 # `choose`: another label of the set; `outside`: a label that is not in it.
 KINDS = ("accept", "choose", "outside", "skip")

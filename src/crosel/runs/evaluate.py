@@ -16,12 +16,13 @@ from crosel.data.dataset import LABELS_UNUSED, Array
 from crosel.data.formats import InputSpec
 from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import settings_to_evaluate
-from crosel.errors import UserError, some_of
+from crosel.errors import UserError
 from crosel.runs.folder import load_run
 from crosel.runs.predict import warn_of_dark
 from crosel.training import metrics
 from crosel.training.session import Session
 from crosel.training.trainer import accuracies, predicted_probabilities, selection_accuracy
+from crosel.utils.text import some_of
 
 
 def evaluate_run(

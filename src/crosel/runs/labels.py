@@ -17,7 +17,7 @@ from crosel.data.text import read_json
 from crosel.errors import UserError
 from crosel.utils.csv_cells import csv_line, join_names, split_names, unescape_formula
 from crosel.utils.files import atomic_write_with
-from crosel.utils.limits import shown
+from crosel.utils.text import quoted
 
 if TYPE_CHECKING:
     from crosel.runs.result import Result
@@ -112,7 +112,7 @@ def _check_images(result: Result, names: LabelStudio, path: Path) -> None:
             f"{path}: the run has rows of features, not images; name the field of a task's data that holds the id "
             f"(--data-key NAME); {carry_over}"
         )
-    logger.warning(f"{path}: Label Studio will look for images named {shown(name)} and so on; {carry_over}")
+    logger.warning(f"{path}: Label Studio will look for images named {quoted(name)} and so on; {carry_over}")
 
 
 def write_outside(result: Result, path: Path) -> int:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.data import Dataset
-from crosel.errors import UserError, some_of
+from crosel.errors import UserError
 from crosel.methods.bank import agreed_labels, label_is_candidate
 from crosel.methods.base import TrainingLabels
 from crosel.runs.labels import FLAGS, SELECTED, read_labels, write_labels
@@ -26,6 +26,7 @@ from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks, predicted_probabilities
 from crosel.utils.files import atomic_write_with
 from crosel.utils.limits import check_bytes
+from crosel.utils.text import some_of
 
 NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`

@@ -20,8 +20,8 @@ from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.devices import inputs_stay_on_host
 from crosel.training.session import Session
 from crosel.utils.distributed import SINGLE_PROCESS, World
-from crosel.utils.limits import one_line
 from crosel.utils.out_of_memory import is_out_of_memory
+from crosel.utils.text import one_line
 
 
 def resolve(config: RunConfig, data: Dataset) -> RunConfig:

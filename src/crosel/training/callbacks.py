@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from crosel.errors import UserError, choose_from
+from crosel.errors import UserError
+from crosel.utils.text import choose_from
 
 if TYPE_CHECKING:
     from crosel.training.session import Session

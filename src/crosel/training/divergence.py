@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from crosel.errors import Diverged, some_of
+from crosel.errors import Diverged
 from crosel.training.optimiser import optimiser_state
+from crosel.utils.text import some_of
 
 if TYPE_CHECKING:
     from crosel.methods.base import MethodSettings

@@ -24,7 +24,7 @@ from crosel.training.checkpoint import Checkpoint, add_prefix, check_compatible,
 from crosel.training.ema import EmaWeights
 from crosel.training.optimiser import Optimiser, optimiser_state, restore_optimiser
 from crosel.utils.distributed import SINGLE_PROCESS, World
-from crosel.utils.limits import one_line
+from crosel.utils.text import one_line
 
 
 @dataclass

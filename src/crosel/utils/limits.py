@@ -1,12 +1,12 @@
-"""Limits on what a file may ask for, and how its content is shown in an error."""
+"""Limits on what a file may ask for."""
 
 from __future__ import annotations
 
 import os
-import unicodedata
 from pathlib import Path
 
 from crosel.errors import UserError
+from crosel.utils.text import gib
 
 MAX_LINE = 1 << 24  # bytes in a line of text; a longer one is no table
 MAX_JSON = 1 << 30  # bytes in a JSON document, which is held as Python objects of about ten times the size
@@ -36,31 +36,7 @@ def check_bytes(count: int, what: str, place: object) -> None:
         )
 
 
-def gib(count: float) -> str:
-    """A number of bytes, for people."""
-    return f"{count / 2**30:.1f} GiB" if count >= 0.1 * 2**30 else f"{count / 2**20:.1f} MiB"
-
-
 def check_regular_file(path: Path) -> None:
     """Refuse pipes and devices, which may keep a reader waiting for ever or have no end."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a plain file; pipes and devices are not read")
-
-
-def shown(value: object) -> str:
-    """A value for an error message: quoted, on one line, not too long."""
-    return repr(_cut(value if isinstance(value, str) else repr(value), 60))
-
-
-def has_control_characters(text: str) -> bool:
-    """Whether a text holds line breaks, other control characters or half characters."""
-    return not text.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
-
-
-def one_line(error: object) -> str:
-    """What another library or a server says, as a part of one of our lines."""
-    return _cut(" ".join(str(error).split()) or type(error).__name__, 200)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from crosel.errors import UserError
-from crosel.utils.limits import one_line
+from crosel.utils.text import one_line
 
 _MAX_YAML = 1 << 20  # bytes in a file of settings
 

@@ -13,9 +13,9 @@ from crosel.bench.tables.build import Row, Table, usual_settings
 from crosel.bench.tables.collect import Collection
 from crosel.bench.tables.paper import METRICS, Figure, paper, whole_method
 from crosel.bench.tables.statistics import Estimate, PairedTest
-from crosel.errors import UserError, choose_from
+from crosel.errors import UserError
 from crosel.utils.csv_cells import csv_line
-from crosel.utils.text import duration
+from crosel.utils.text import choose_from, duration
 
 TITLES = dict(zip(METRICS, ("accuracy", "S-ratio", "S-acc"), strict=True))
 FORMATS = ("markdown", "csv", "latex")

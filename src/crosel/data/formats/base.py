@@ -13,8 +13,8 @@ from crosel.data.dataset import Array, Dataset, as_inputs
 from crosel.data.images import read_images
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
-from crosel.errors import UserError, counted, did_you_mean
-from crosel.utils.limits import shown
+from crosel.errors import UserError
+from crosel.utils.text import counted, did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 _ROWS = 1024  # examples held at once
@@ -91,14 +91,14 @@ class InputSpec:
             if len(wanted) == len(there):  # else one side is a list without names, or what follows refuses it
                 logger.warning(
                     f"{place}: no column has a name that the run was trained on; columns are used in order, "
-                    f"{shown(there[0])} for {shown(self.columns[0])} and so on"
+                    f"{quoted(there[0])} for {quoted(self.columns[0])} and so on"
                 )
             return list(range(len(there)))
         at = {key: column for column, key in enumerate(found)}
         missing = [name for name, key in zip(self.columns, wanted, strict=True) if key not in at]
         if missing:
             near = did_you_mean(missing[0], [name for name, key in zip(there, found, strict=True) if key not in wanted])
-            what = f"there is no column {shown(missing[0])}, which the run was trained on{near}; add it"
+            what = f"there is no column {quoted(missing[0])}, which the run was trained on{near}; add it"
             raise UserError(f"{place}: {what}")
         return [at[key] for key in wanted]
 

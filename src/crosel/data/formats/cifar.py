@@ -19,7 +19,8 @@ from crosel.data.formats.base import Format
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, check_regular_file, one_line, shown
+from crosel.utils.limits import check_bytes, check_regular_file
+from crosel.utils.text import one_line, quoted
 
 GET_AGAIN = "remove the folder and get the published files again: crosel data get"
 
@@ -146,7 +147,7 @@ class _ArraysOnly(pickle._Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            what = shown(f"{module}.{name}")
+            what = quoted(f"{module}.{name}")
             raise pickle.UnpicklingError(f"it refers to {what}, unlike any CIFAR file") from None
 
 

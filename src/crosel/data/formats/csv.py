@@ -26,8 +26,8 @@ from crosel.data.settings import DataSettings, TableKind
 from crosel.data.table import Table
 from crosel.data.text import CsvFile, is_number
 from crosel.data.vocabulary import NO_VOTE
-from crosel.errors import UserError, did_you_mean
-from crosel.utils.limits import shown
+from crosel.errors import UserError
+from crosel.utils.text import did_you_mean, quoted
 
 _LOOK_AT = 200  # rows that show which columns hold votes, where there are features beside them
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
@@ -88,12 +88,12 @@ class CsvRows(Rows):
         """The error for the first cell of a row that is not a number."""
         column = next(c for c in columns if not is_number(row[c]))
         hint = self.hint(row)
-        what = f"{shown(row[column])} is not a number; correct it, or drop the row or the column{hint}"
+        what = f"{quoted(row[column])} is not a number; correct it, or drop the row or the column{hint}"
         if not row[column].strip():
             what = f"empty; fill it in or drop the row{hint}"
         elif is_number(row[column].replace(",", ".", 1)):
-            what = f"{shown(row[column])} is not a number; write decimals with a point"
-        return UserError(f"{self.path}, line {line}, column {shown(self.header[column])}: {what}")
+            what = f"{quoted(row[column])} is not a number; write decimals with a point"
+        return UserError(f"{self.path}, line {line}, column {quoted(self.header[column])}: {what}")
 
 
 def _cells_in(columns: Sequence[int]) -> Callable[[list[str]], Sequence[str]]:

@@ -12,8 +12,9 @@ from crosel.data.images import SUFFIXES, bad_inputs_note, ends_as_image, read_us
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
-from crosel.errors import UserError, some_of
+from crosel.errors import UserError
 from crosel.utils.files import is_run_folder
+from crosel.utils.text import some_of
 
 
 class ImageFile(Format):

@@ -12,8 +12,8 @@ from crosel.data.formats.rows import Numbers, RowFormat, Rows
 from crosel.data.settings import DataSettings, TableKind
 from crosel.data.table import Table
 from crosel.data.text import json_objects
-from crosel.errors import UserError, counted, did_you_mean
-from crosel.utils.limits import shown
+from crosel.errors import UserError
+from crosel.utils.text import counted, did_you_mean, quoted
 
 _LISTS = ("x", "features")  # keys that may hold a list of numbers
 _OPTIONAL = ("label", "truth", "weight", "split")  # roles that a row may leave out
@@ -88,14 +88,14 @@ class JsonlRows(Rows):
         missing = [key for key in (*self.titles.values(), *self._needed) if key not in row and key not in optional]
         if missing:
             what = "missing, but the first row has it; give all rows the same"
-            raise UserError(f"{self.path}, line {line}, column {shown(missing[0])}: {what}")
+            raise UserError(f"{self.path}, line {line}, column {quoted(missing[0])}: {what}")
         known = {*self._needed, *self.titles.values()}
         late = [key for key in row if key not in known]
         if self._others_allowed:  # but rows are known by their ids, or by their numbers
             late = [] if self.titles.keys() & {"id", "path"} else [k for k in late if ROLES.get(k.lower()) == "id"]
         if late:
             what = "not in the first row; give all rows the same"
-            raise UserError(f"{self.path}, line {line}, column {shown(late[0])}: {what}")
+            raise UserError(f"{self.path}, line {line}, column {quoted(late[0])}: {what}")
 
 
 def _number_names(lengths: Lengths) -> list[str]:
@@ -123,13 +123,13 @@ def _row_numbers(row: dict[str, Any], lengths: Lengths, place: str) -> list[floa
                 raise ValueError(f"{numbers}, where the first row has {length}; give all rows the same")
             out += map(_as_float, values)
         except ValueError as error:
-            raise UserError(f"{place}, column {shown(key)}: {error}") from None
+            raise UserError(f"{place}, column {quoted(key)}: {error}") from None
     return out
 
 
 def _as_float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{shown(value)} is not a number")
+        raise ValueError(f"{quoted(value)} is not a number")
     try:
         return float(value)
     except OverflowError:

@@ -19,7 +19,7 @@ from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import votes_dataset
 from crosel.errors import UserError
-from crosel.utils.limits import shown
+from crosel.utils.text import quoted
 
 EXPORT = "export the project as JSON, not JSON-MIN"
 
@@ -38,11 +38,11 @@ class LabelStudio(Format):
         if len(found.fields) > 1 and settings.choices is None:
             first, *others = sorted(found.fields)
             raise UserError(
-                f"{path}: there are choices with the names {', '.join(map(shown, (first, *others[:4])))}; "
+                f"{path}: there are choices with the names {', '.join(map(quoted, (first, *others[:4])))}; "
                 f"choose the one with the labels: --set data.choices={first or others[0]}"
             )
         if not found.names:
-            under = f" with the name {shown(settings.choices)}" if settings.choices is not None else ""
+            under = f" with the name {quoted(settings.choices)}" if settings.choices is not None else ""
             raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}; label some of them first")
         root = image_root(settings, path)
         images = [_image_text(image or "", root) for image in found.images]
@@ -130,7 +130,7 @@ def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
             raise UserError(f"{place}: id: {error}") from None
         if name in seen:
             raise UserError(
-                f"{place}: id {shown(name)} was already given to task {seen[name]}; remove one of the tasks"
+                f"{place}: id {quoted(name)} was already given to task {seen[name]}; remove one of the tasks"
             )
         seen[name] = number
         ticked = _ticked(annotations, place, settings.choices, found)

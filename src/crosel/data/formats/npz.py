@@ -20,9 +20,10 @@ from crosel.data.formats.base import Chunk, Format, InputSpec
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
-from crosel.errors import UserError, did_you_mean
+from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
-from crosel.utils.limits import check_bytes, one_line
+from crosel.utils.limits import check_bytes
+from crosel.utils.text import did_you_mean, one_line
 
 _SAVE_X = "; save the inputs under this name"
 FIELDS = (

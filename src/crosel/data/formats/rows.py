@@ -33,7 +33,8 @@ from crosel.data.table import (
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import long_votes, score_table, wide_votes
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, shown
+from crosel.utils.limits import check_bytes
+from crosel.utils.text import quoted
 
 logger = logging.getLogger(__name__)
 Numbers = Callable[[int, Any], Sequence[float]]  # (line, row) -> features
@@ -146,7 +147,7 @@ class Rows:
         """(id, file, place) of the images that a column names."""
         root: Path | None = None
         for name, line, cell in self._examples(lambda _, row: self.cell(row, title)):
-            place, starts = f"{self.path}, line {line}, column {shown(title)}", root is None
+            place, starts = f"{self.path}, line {line}, column {quoted(title)}", root is None
             try:
                 root = root or self._image_root(cell, spec)
                 image = image_path(cell, root or self.path.parent)
@@ -154,7 +155,7 @@ class Rows:
                 raise UserError(f"{place}: {error}") from None
             if root is None:
                 remedy = "give paths from the list's own folder"
-                raise UserError(f"{place}: {shown(str(image))}: no such image file; {remedy}")
+                raise UserError(f"{place}: {quoted(str(image))}: no such image file; {remedy}")
             if starts and root != self.path.parent:
                 logger.warning(f"{self.path}: images are read from {root}, like those of the run")
             yield name, image, place
@@ -175,7 +176,7 @@ class Rows:
                 digest = _digest(value)
                 before, same = seen.setdefault(name, (line, digest))
                 if digest != same:
-                    what = f"line {before} has something else for {shown(name)}"
+                    what = f"line {before} has something else for {quoted(name)}"
                     raise UserError(f"{self.path}, line {line}: {what}; {ALL_ROWS}")
                 if before != line:
                     continue
@@ -188,7 +189,7 @@ class Rows:
         try:
             return label_name(self.cell(row, self.titles["id"]), what="name")
         except ValueError as error:
-            raise UserError(f"{self.path}, line {line}, column {shown(self.titles['id'])}: {error}") from None
+            raise UserError(f"{self.path}, line {line}, column {quoted(self.titles['id'])}: {error}") from None
 
 
 def _digest(value: Any) -> int:
