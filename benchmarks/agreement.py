@@ -47,7 +47,6 @@ from speed import EPOCH, FAST, PLAIN, Steps, begin, images, on_device
 
 from crosel.config import build_config
 from crosel.data import draw_candidates
-from crosel.errors import tell
 from crosel.training.build import build_session, resolve
 from crosel.training.devices import pick_device
 from crosel.training.session import Session
@@ -234,7 +233,7 @@ def main() -> int:
     parser.add_argument("--workers", type=count, default=6, help="runs: number of runs at once")
     options = parser.parse_args()
     if pick_device(options.device).type == "cpu":
-        tell("on a CPU there is one path alone: that it agrees with itself says nothing of the fast one on a GPU")
+        print("on a CPU there is only one path, which agrees with itself: compare them on a GPU", file=sys.stderr)
     agrees = compare_steps(options) if options.verb == "steps" else compare_runs(options)
     return 0 if agrees else 1
 
