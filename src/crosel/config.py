@@ -104,7 +104,7 @@ class RunConfig(Settings):
         None, description="folder with the published files of cifar10, …, or with moved files (`--data`)"
     )
     candidates: str | None = Field(None, description="rule that makes candidate sets, such as uniform:q=0.3")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of candidate sets, weights and all other draws")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of candidate sets, weights and all other random numbers")
     method: SerializeAsAny[MethodSettings]
     data: DataSettings = DataSettings()
     network: NetworkSettings = NetworkSettings()

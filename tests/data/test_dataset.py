@@ -444,8 +444,8 @@ def test_npz_takes_labels_by_name(tmp_path):
     assert load(str(path)).classes == ("cat", "dog")
     np.savez(path, x=X, y=["cat", "nan", "cat "])
     assert load(str(path)).notes == (
-        "classes 'cat' and 'cat ' are kept apart; if they are the same class, write them alike",
-        "taken as classes: 'nan'; if this means that nothing is known, leave such examples out",
+        "classes 'cat' and 'cat ' are treated as different; if they are the same class, spell them alike",
+        "taken as classes: 'nan'; if this means that the label is unknown, leave such examples out",
     )
     np.savez(path, x=X, y=["cat", "nan", "cat "], classes=["cat", "cat ", "nan"])
     assert load(str(path)).notes == ()

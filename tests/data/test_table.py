@@ -102,10 +102,10 @@ def test_an_empty_set_is_one_however_it_is_written(tmp_path, cell):
 def test_names_of_what_is_not_known_are_told_of(tmp_path):
     path = put(tmp_path / "d.csv", "candidates,label,f\nNA|cat,cat,1\ncat|dog,nan,2\n")
     assert read(path).notes == (
-        "taken as classes: 'NA', 'nan'; if this means that nothing is known, leave such cells blank",
+        "taken as classes: 'NA', 'nan'; if this means that the label is unknown, leave such cells blank",
     )
     assert read(path, classes=("NA", "cat", "dog", "nan")).notes == ()
-    said = "taken as classes: '-1'; if this means that nothing is known, leave such cells blank"
+    said = "taken as classes: '-1'; if this means that the label is unknown, leave such cells blank"
     for sets, notes in (("0|-1,1|2", (said,)), ("0|-1,1", (said,)), ("1|-1,1", ()), ("-2|-1,0|1", ())):
         assert read(put(path, "candidates,f\n" + "".join(f"{cell},1\n" for cell in sets.split(",")))).notes == notes
 
@@ -194,10 +194,8 @@ def test_classes_that_may_be_one_are_told(tmp_path, cells, pairs):
     if pairs == 4:
         assert notes[-1] == "… and 2 more such pairs"
     elif pairs:
-        assert (
-            notes[0]
-            == f"classes '{min(cells)}' and '{max(cells)}' are kept apart; if they are the same class, write them alike"
-        )
+        pair = f"'{min(cells)}' and '{max(cells)}'"
+        assert notes[0] == f"classes {pair} are treated as different; if they are the same class, spell them alike"
 
 
 def test_paths_with_blanks_from_windows_and_from_the_root(tmp_path):
@@ -409,13 +407,13 @@ def test_accents_of_a_path_may_be_one_character_or_two(tmp_path, there, listed):
 @pytest.mark.parametrize("mark", ["\u200b", "\ufeff", "\u00ad"])
 def test_characters_without_width_are_told_of(tmp_path, mark):
     (note,) = read(put(tmp_path / "d.csv", f"candidates,f\ncat|dog,1\n{mark}cat,2\nc{mark}at|dog,3\ncat,4\n")).notes[:1]
-    assert f"classes 'cat' and {'c' + mark + 'at'!a} are kept apart" in note
+    assert f"classes 'cat' and {'c' + mark + 'at'!a} are treated as different" in note
 
 
 def test_names_that_only_look_the_same_are_told_apart_in_ascii(tmp_path):
     cells = [unicodedata.normalize(form, "zéro") for form in ("NFC", "NFD")]
     (note,) = read(put(tmp_path / "d.csv", f"candidates,f\n{cells[0]},1\n{cells[1]},2\n")).notes
-    assert note.startswith("classes 'ze\\u0301ro' and 'z\\xe9ro' are kept apart")
+    assert note.startswith("classes 'ze\\u0301ro' and 'z\\xe9ro' are treated as different")
 
 
 H = "id,candidates,f,g\n"

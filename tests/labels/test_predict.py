@@ -234,7 +234,7 @@ def test_eval_is_told_how_another_source_is_read(
     )  # fmt: skip
     refused = crosel_cli("eval", tiny_run.path, "--set", "data.image_root=x")
     assert (refused.code, refused.err) == (
-        2, "crosel: --set data.image_root=x: says how another source is read; name that source\n",
+        2, "crosel: --set data.image_root=x: says how to read another source; give that source\n",
     )  # fmt: skip
     assert "unknown setting 'data.imageroot'" in crosel_cli(*eval_, "--set", "data.imageroot=x").err
 

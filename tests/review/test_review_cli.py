@@ -118,7 +118,7 @@ def test_lines_of_a_log_that_are_cut_short_are_told_of(
     result = crosel_cli(*command)
     assert result.code == 0, result.err
     assert result.err.startswith(
-        f"{tmp_path / 'review.jsonl'}: line 1 is cut short or no JSON, and is ignored (1 such)\n"
+        f"{tmp_path / 'review.jsonl'}: line 1 is cut short or not JSON, and is ignored (1 such)\n"
     )
     with np.load(tmp_path / "again" / "candidates.npz") as saved:
         assert saved["corrected"].tolist() == [1]

@@ -167,7 +167,7 @@ def alike(names: Iterable[str]) -> list[str]:
         if other != name:
             same = unicodedata.normalize("NFKC", other) == unicodedata.normalize("NFKC", name)
             pair = f"{other!a} and {name!a}" if same else f"{quoted(other)} and {quoted(name)}"
-            notes.append(f"classes {pair} are kept apart; if they are the same class, write them alike")
+            notes.append(f"classes {pair} are treated as different; if they are the same class, spell them alike")
     return notes[:3] + ([f"… and {len(notes) - 3} more such pairs"] if len(notes) > 3 else [])
 
 
@@ -196,7 +196,7 @@ def may_be_unknown(names: Collection[str], remedy: str = "leave such cells blank
     words = [quoted(name) for name in names if name.lower() in unknown]
     if not words:
         return []
-    return [f"taken as classes: {', '.join(words)}; if this means that nothing is known, {remedy}"]
+    return [f"taken as classes: {', '.join(words)}; if this means that the label is unknown, {remedy}"]
 
 
 def looks_listed(names: Iterable[str]) -> list[str]:

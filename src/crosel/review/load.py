@@ -57,7 +57,7 @@ def _inputs(config: RunConfig, examples: TrainingSet, notes: list[str]) -> NDArr
     try:
         x = training_inputs(config, examples)
     except (UserError, OSError):
-        notes.append("the training data are no longer where they were, so there are no pictures")
+        notes.append("the training data have been moved or removed, so there are no pictures")
         return None
     if x is None:
         notes.append("the training data have changed since, so there are no pictures")

@@ -67,7 +67,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
             )
         if skipped.truncated:
             logger.warning(
-                f"{path}: line {skipped.truncated[0]} is cut short or no JSON, and is ignored "
+                f"{path}: line {skipped.truncated[0]} is cut short or not JSON, and is ignored "
                 f"({len(skipped.truncated)} such)"
             )
         return {row: decision.label for row, decision in decisions.in_force() if decision.label >= 0}

@@ -50,7 +50,7 @@ def evaluate_run(
 def _check_settings(settings: Sequence[str], source: str | None) -> None:
     for setting in settings:
         if source is None:
-            raise UserError(f"--set {setting}: says how another source is read; name that source")
+            raise UserError(f"--set {setting}: says how to read another source; give that source")
         if not setting.strip().startswith("data."):
             raise UserError(f"--set {setting}: the run is as it was trained; set only how {source} is read (data.…)")
 
