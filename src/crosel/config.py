@@ -15,6 +15,7 @@ from crosel.augment import AugmentSettings
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
+from crosel.nn.backbones import is_backbone
 from crosel.nn.networks import NetworkSettings
 from crosel.presets import read_preset
 from crosel.utils.set_option import declared_type, parse_set
@@ -141,7 +142,18 @@ def build_config(
         for layer in given:  # by their new names before they are merged: of both names, the one given later counts
             tree = merge(tree, _with_new_names(layer, _method_name(layer) or _method_name(tree)))
         tree = _shrink_stages(tree, _epochs(before), given)
-    return check_config(tree)
+    return check_config(_with_backbone_defaults(tree))
+
+
+# A linear head on embeddings: chosen on held-out training images (docs/photographs.md).
+_ON_A_BACKBONE = {"train": {"lr": 0.01, "weight_decay": 0.1}}
+
+
+def _with_backbone_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+    """Other defaults where a pretrained backbone is the network; what anybody has set stays."""
+    network = tree.get("network")
+    name = network.get("name") if isinstance(network, Mapping) else None
+    return merge(_ON_A_BACKBONE, tree) if isinstance(name, str) and is_backbone(name) else tree
 
 
 def _epochs(tree: Mapping[str, Any]) -> int | None:

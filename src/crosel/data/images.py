@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import stat
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from crosel.data.embeddings import Embedder
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
 from crosel.utils.limits import check_bytes
+from crosel.utils.system import workers
 from crosel.utils.text import has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -56,23 +59,36 @@ def _flatten(image: Any) -> Any:
 def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
     """One image, upright, on white, resized. ValueError or OSError if it cannot be."""
     side = settings.image_size
+
+    def resized(image: Any) -> NDArray[np.uint8]:
+        if image.size != (side, side):
+            image = image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        return np.array(image, dtype=np.uint8).reshape(side, side, -1)
+
+    _check_regular(path)
+    return _opened(path, settings.image_mode, side, resized)
+
+
+def _check_regular(path: Path) -> None:
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ValueError("not a plain file")  # a pipe would keep us waiting for ever
+
+
+def _opened(
+    source: Path | IO[bytes], mode: str, side: int, use: Callable[[Any], NDArray[np.uint8]]
+) -> NDArray[np.uint8]:
+    """What `use` makes of an image, which it gets upright, on white and in this mode; a large JPEG at a fraction of its
+    size, with sides of at least twice `side`. ValueError or OSError if it cannot be read."""
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ValueError("not a plain file")  # a pipe would keep us waiting for ever
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62):
                 raise ValueError(f"{image.width} x {image.height} pixels, more than Pillow's limit")
-            # A large JPEG can be decoded at a fraction of its size, at least twice what is wanted.
-            image.draft(settings.image_mode, (2 * side, 2 * side))
+            image.draft(mode, (2 * side, 2 * side))
             if "exif" in image.info:
                 ImageOps.exif_transpose(image, in_place=True)
             flat = _flatten(image)
-            if flat.mode != settings.image_mode:
-                flat = flat.convert(settings.image_mode)
-            if flat.size != (side, side):
-                flat = flat.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
-            pixels: NDArray[np.uint8] = np.array(flat, dtype=np.uint8)
+            return use(flat if flat.mode == mode else flat.convert(mode))
     except Image.DecompressionBombError:
         raise ValueError("more pixels than Pillow's limit") from None
     except MemoryError:
@@ -81,7 +97,6 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
         raise
     except Exception as error:  # decoders of damaged files raise nearly anything: SyntaxError, IndexError, struct.error
         raise ValueError(f"damaged ({one_line(error)})") from None
-    return pixels.reshape(side, side, -1)
 
 
 def _reason(error: Exception) -> str:
@@ -93,17 +108,13 @@ def _reason(error: Exception) -> str:
     return "not an image that Pillow can read" if "cannot identify image" in text else f"image cannot be read ({text})"
 
 
-def workers() -> int:
-    try:
-        return max(1, min(16, len(os.sched_getaffinity(0))))
-    except AttributeError:  # not on every system
-        return max(1, min(16, os.cpu_count() or 1))
-
-
 def read_images(
-    paths: Sequence[Path], settings: DataSettings, places: Sequence[str] | None = None, cache_beside: Path | None = None
-) -> NDArray[np.uint8]:
-    """Decode images in order; `places[i]` (file and line) is named with path i when it cannot be read."""
+    paths: Sequence[Path],
+    settings: DataSettings,
+    places: Sequence[str] | None = None,
+    cache_beside: Path | None = None,
+) -> NDArray[Any]:
+    """Decode images in order, or embed them; `places[i]` (file and line) is named with a path that cannot be read."""
     pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, None, to_the_end=False)
     if bad:
         raise UserError(f"{bad[min(bad)]}; replace it, or leave it out")
@@ -116,7 +127,7 @@ def read_usable_images(
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
     progress: OnImages | None = None,
-) -> tuple[NDArray[np.uint8], dict[int, str]]:
+) -> tuple[NDArray[Any], dict[int, str]]:
     """The same for training data, of which `data.skip_bad` leaves out what cannot be read: also such rows, each with
     its place and reason. There are no pixels in these."""
     pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, progress, to_the_end=settings.skip_bad)
@@ -134,7 +145,11 @@ def _decode_or_recall(
     cache_beside: Path | None,
     progress: OnImages | None,
     to_the_end: bool,
-) -> tuple[NDArray[np.uint8], dict[int, str]]:
+) -> tuple[NDArray[Any], dict[int, str]]:
+    if settings.embedder is not None:
+        beside = cache_beside if settings.cache else None
+        embeddings, failed = embed_images(paths, settings.embedder, beside, progress, to_the_end)
+        return embeddings, _told(failed, paths, places)
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), channels, side, side)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
@@ -146,12 +161,50 @@ def _decode_or_recall(
     complete = not failed or (to_the_end and len(failed) < len(paths))
     if cache is not None and complete and (found is None or len(failed) < len(rows)):
         cache.write(out, sorted(failed))
+    return out.transpose(0, 2, 3, 1), _told(failed, paths, places)
+
+
+def embed_images(
+    paths: Sequence[Path], embedder: Embedder, cache_beside: Path | None, progress: OnImages | None, to_the_end: bool
+) -> tuple[NDArray[np.float32], dict[int, Exception]]:
+    """Embeddings of image files, [n, d]; and what cannot be read."""
+    side = embedder.encoder.size
+
+    def read(row: int) -> bytes:
+        _check_regular(paths[row])
+        return paths[row].read_bytes()
+
+    def prepare(content: bytes) -> NDArray[np.uint8]:
+        return _opened(io.BytesIO(content), "RGB", side, embedder.encoder.prepare)
+
+    Image.init()
+    return embedder.embed(len(paths), read, prepare, cache_beside, progress, to_the_end)
+
+
+def embed_arrays(
+    x: NDArray[np.uint8], embedder: Embedder, cache_beside: Path | None, progress: OnImages | None = None
+) -> NDArray[np.float32]:
+    """Embeddings [n, d] of images in memory, [n, c, h, w]."""
+    _, channels, height, width = x.shape
+
+    def prepare(content: bytes) -> NDArray[np.uint8]:
+        pixels = np.frombuffer(content, np.uint8)[16:].reshape(channels, height, width).transpose(1, 2, 0)
+        image = Image.fromarray(pixels[:, :, 0] if channels in (1, 2) else pixels[:, :, :3])
+        prepared: NDArray[np.uint8] = embedder.encoder.prepare(image.convert("RGB"))
+        return prepared
+
+    shape = f"{channels} {height} {width}".ljust(16).encode()  # two shapes may have the same bytes
+    return embedder.embed(len(x), lambda row: shape + x[row].tobytes(), prepare, cache_beside, progress)[0]
+
+
+def _told(failed: Mapping[int, Exception], paths: Sequence[Path], places: Sequence[str] | None) -> dict[int, str]:
+    """A line about each file that cannot be read, by row."""
     bad: dict[int, str] = {}
     for row, error in failed.items():
         place = f"{places[row]}: " if places and places[row] else ""
         name = str(paths[row])
         bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_reason(error)}"
-    return out.transpose(0, 2, 3, 1), bad
+    return bad
 
 
 def bad_inputs_note(bad: Mapping[int, str]) -> list[str]:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from crosel.data.embeddings import Embedder
 from crosel.utils.settings import Settings
 
 OnImages = Callable[[int, int], None]  # called with how many images are decoded, of how many
@@ -53,6 +54,19 @@ class DataSettings(Settings):
     )
     split_seed: int = Field(0, ge=0, lt=2**63, description="seed that picks the held-out examples")
     cache: bool = Field(True, description="keep decoded images in .crosel-cache beside the file")
+
+    # What turns images or texts into rows of numbers: not a setting, but it decides what readers make of a file.
+    _embedder: Embedder | None = PrivateAttr(None)
+
+    @property
+    def embedder(self) -> Embedder | None:
+        return self._embedder
+
+    def embedding(self, embedder: Embedder | None) -> DataSettings:
+        """The same settings for readers that embed what they read."""
+        copy = self.model_copy()
+        copy._embedder = embedder
+        return copy
 
     def with_full_paths(self) -> DataSettings:
         """Name files so that a run can be resumed from any working folder."""

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
+from crosel.data.embeddings import Embedder, Encoder
 from crosel.data.formats import Chunk, Format, InputSpec, find_format, published_formats
+from crosel.data.images import embed_arrays
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
@@ -18,10 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 def load(
-    source: str, data_dir: Path | None = None, settings: DataSettings | None = None, progress: OnImages | None = None
+    source: str,
+    data_dir: Path | None = None,
+    settings: DataSettings | None = None,
+    progress: OnImages | None = None,
+    encoder: Encoder | None = None,
 ) -> Dataset:
-    """Read a named dataset, a file or a folder. Bad input raises UserError, never anything else."""
-    settings = settings or DataSettings()
+    """Read a named dataset, a file or a folder. Bad input raises UserError, never anything else.
+
+    With an `encoder` the inputs are its embeddings of the images or texts.
+    """
+    embedder = Embedder(encoder) if encoder is not None else None
+    settings = (settings or DataSettings()).embedding(embedder)
     named, source = source, locate(source, data_dir)
     if source != named and Path(named).is_absolute():  # another file may have the same name
         logger.warning(f"{named} is not there; {source} is read instead")
@@ -32,6 +42,8 @@ def load(
         else:
             path = Path(source)
             data = _format_of(path).read(path, settings, progress)
+        if embedder is not None:
+            data = _embedded(data, embedder, source, settings, progress)
         if not settings.own_test:
             data = replace(data, x_test=None, y_test=None)
         return hold_out(data, settings.test_share, settings.split_seed) if settings.test_share else data
@@ -40,6 +52,23 @@ def load(
         raise UserError(f"{error.filename or source}: {what[:1].lower()}{what[1:]}") from None
     except MemoryError:
         raise UserError(f"{source}: too large for this machine's memory") from None
+
+
+def _embedded(
+    data: Dataset, embedder: Embedder, source: str, settings: DataSettings, progress: OnImages | None
+) -> Dataset:
+    """The data with embeddings as inputs, where the reader has not made them of files already."""
+    encoder = embedder.encoder
+    if not embedder.used:
+        if not data.is_image or encoder.takes != "images":
+            found, other = ("images", "auto") if data.is_image else ("rows of numbers", "mlp")
+            what = f"network '{encoder.name}' takes {encoder.takes}, but there are {found}"
+            raise UserError(f"{source}: {what}; use another network, such as --set network.name={other}")
+        beside = Path(source) if settings.cache and source not in published_formats() else None
+        x = embed_arrays(data.x, embedder, beside, progress)
+        test = None if data.x_test is None else embed_arrays(data.x_test, embedder, beside, progress)
+        data = replace(data, x=x, x_test=test, mean=None, std=None)
+    return replace(data, embedded_by=encoder.digest)
 
 
 def settings_to_evaluate(source: str, data_dir: Path | None, settings: DataSettings, spec: InputSpec) -> DataSettings:

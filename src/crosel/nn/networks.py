@@ -15,16 +15,17 @@ import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crosel.errors import UserError
 from crosel.nn import fused
+from crosel.nn.backbones import is_backbone
 from crosel.nn.casts import Conv2d, Linear
 from crosel.nn.fused import add_norm_relu, norm_relu
 from crosel.utils.out_of_memory import is_out_of_memory
@@ -212,11 +213,23 @@ class NetworkSettings(Settings):
 
     name: str = Field(
         "auto",
-        description="mlp, small-cnn, resnet-18, wrn-DEPTH-WIDTH, or your own module:factory; auto: mlp for features, "
-        "small-cnn for images under 16 pixels, else wrn-28-2",
+        description="mlp, small-cnn, resnet-18, wrn-DEPTH-WIDTH, a pretrained timm/NAME (images) or text/NAME, or your "
+        "own module:factory; auto: mlp for features, small-cnn for images under 16 pixels, else wrn-28-2",
     )
+    weights: str | None = Field(
+        None, description="pretrained backbones: file with the weights, instead of a download (safetensors or .pt)"
+    )
+    digest: str | None = Field(None, description="pretrained backbones: which weights it has; filled in by the run")
     width: int = Field(32, ge=1, description="channels of the first layers of small-cnn")
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 256), description="sizes of the hidden layers of mlp")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (512, 256), description="sizes of the hidden layers of mlp, or of the head on a backbone, by default none"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _linear_head(cls, values: Any) -> Any:
+        name = values.get("name") if isinstance(values, Mapping) else None
+        return {"hidden": (), **values} if isinstance(name, str) and is_backbone(name) else values
 
 
 Shape = tuple[int, ...]  # (d,) for features, (channels, height, width) for images
@@ -266,12 +279,15 @@ def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust
     if name in _NETWORKS:
         build = _NETWORKS[name]
         return lambda: build(settings, shape, classes)
+    if is_backbone(name):  # the data are its embeddings
+        return lambda: MLP(math.prod(shape), classes, settings.hidden)
     if is_user_code(name):
         check_trust(name, trust_code)
         return _import_factory(name, classes, shape)
     near = did_you_mean(name, ("auto", *_NETWORKS, "wrn-28-2", "wrn-34-10"))
     raise UserError(
-        f"unknown network '{name}'{near}; choose from auto, {', '.join(_NETWORKS)}, wrn-D-W, module:factory"
+        f"unknown network '{name}'{near}; choose from auto, {', '.join(_NETWORKS)}, wrn-D-W, timm/NAME, text/NAME, "
+        "module:factory"
     )
 
 

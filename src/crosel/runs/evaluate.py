@@ -20,6 +20,7 @@ from crosel.errors import UserError
 from crosel.runs.folder import load_run
 from crosel.runs.predict import warn_of_dark
 from crosel.training import metrics
+from crosel.training.build import open_encoder
 from crosel.training.session import Session
 from crosel.training.trainer import accuracies, predicted_probabilities, selection_accuracy
 from crosel.utils.text import some_of
@@ -61,10 +62,11 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
     if session.data.is_image:  # files of images are brought to the run's size and mode, whatever it was trained from
         channels, height, _ = session.data.shape
         same |= {"image_size": min(height, MAX_SIDE), "image_mode": "L" if channels == 1 else "RGB"}
-    spec = InputSpec(session.data.shape, session.data.columns)
+    encoder = open_encoder(session.config, session.device)
+    spec = InputSpec(session.data.shape, session.data.columns, encoder=encoder)
     own = settings_to_evaluate(source, data_dir, session.config.data.model_copy(update=same), spec)
     base = session.config.model_copy(update={"data": own})
-    other = load(source, data_dir, build_config(base=base.model_dump(), settings=settings).data)
+    other = load(source, data_dir, build_config(base=base.model_dump(), settings=settings).data, encoder=encoder)
     if other.columns is not None:  # features in the order of training, where both have names for them
         order = spec.order(other.columns, source)
         other = replace(other, x=other.x[:, order], x_test=None if other.x_test is None else other.x_test[:, order])

@@ -25,7 +25,7 @@ from crosel.errors import UserError
 from crosel.runs.recorder import read_metrics, write_metrics
 from crosel.runs.result import TrainingSet
 from crosel.training import checkpoint
-from crosel.training.build import build_session
+from crosel.training.build import build_session, open_encoder
 from crosel.training.callbacks import Row
 from crosel.training.session import Session
 from crosel.utils.files import (
@@ -46,7 +46,7 @@ Removed = Literal["refuse", "tell", "ignore"]
 # Settings that do not affect what is learnt: they may change when a run is resumed.
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
-    "train.cuda_graphs", "train.data_on",
+    "network.weights", "train.cuda_graphs", "train.data_on",
 }  # fmt: skip
 # What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
@@ -241,7 +241,7 @@ def load_run(
 
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """Load the data that a config names; `data_dir` is where else to look for a file that has moved."""
-    return load(config.source, data_dir or config.data_folder, config.data, progress)
+    return load(config.source, data_dir or config.data_folder, config.data, progress, open_encoder(config))
 
 
 def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | None = None) -> NDArray[Any] | None:

@@ -14,6 +14,7 @@ from crosel.data.formats import Chunk, InputSpec
 from crosel.data.sources import open_inputs
 from crosel.errors import UserError
 from crosel.runs.folder import load_run
+from crosel.training.build import open_encoder
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
 from crosel.utils.csv_cells import csv_line
@@ -49,7 +50,8 @@ def predict_file(
             more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
             stream.write(csv_line(["id", "label", "confidence", *more]))
         data, root = session.data, session.config.data.image_root
-        for chunk in open_inputs(source, InputSpec(data.shape, data.columns, Path(root) if root else None)):
+        spec = InputSpec(data.shape, data.columns, Path(root) if root else None, open_encoder(session.config, device))
+        for chunk in open_inputs(source, spec):
             for name, pairs in _predictions(session, chunk, top):
                 stream.write(line(name, pairs))
             count += len(chunk.x)

@@ -14,6 +14,7 @@ from crosel.config import RunConfig
 from crosel.data.dataset import Dataset
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
+from crosel.nn.backbones import Backbone, is_backbone, open_backbone
 from crosel.nn.networks import NetworkFactory, is_user_code, network_factory, network_name, user_code_error
 from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
@@ -33,7 +34,23 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
         augment = augment.model_copy(update={"cutout_fill": middle_grey(data.brightest)})
     if "network.name" in left:
         network = network.model_copy(update={"name": network_name(network, data.shape)})
+    if "network.digest" in left and data.embedded_by is not None:
+        network = network.model_copy(update={"digest": data.embedded_by})
     return config.model_copy(update={"augment": augment, "network": network})
+
+
+def open_encoder(config: RunConfig, device: torch.device | None = None) -> Backbone | None:
+    """The pretrained backbone whose embeddings a run learns from, if it has one; of the weights that the run had."""
+    network = config.network
+    if not is_backbone(network.name):
+        return None
+    backbone = open_backbone(network.name, network.weights, device)
+    if network.digest not in (None, backbone.digest):
+        raise UserError(
+            f"network '{network.name}' has other weights than those that the run was trained with; name the file with "
+            "them: --set network.weights=FILE"
+        )
+    return backbone
 
 
 def filled_from_data(config: RunConfig) -> set[str]:
@@ -41,6 +58,7 @@ def filled_from_data(config: RunConfig) -> set[str]:
     given = {
         **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
         "network.name": config.network.name != "auto",
+        "network.digest": config.network.digest is not None or not is_backbone(config.network.name),
     }
     return {name for name, is_given in given.items() if not is_given}
 

@@ -74,3 +74,11 @@ def ask_to_stop() -> None:
         signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there, whatever handler it has
     else:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def workers() -> int:
+    """Threads for decoding: one for each core that this process may use."""
+    try:
+        return max(1, min(16, len(os.sched_getaffinity(0))))
+    except AttributeError:  # not on every system
+        return max(1, min(16, os.cpu_count() or 1))

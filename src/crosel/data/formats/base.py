@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from crosel.data.dataset import Array, Dataset, as_inputs
-from crosel.data.images import read_images
+from crosel.data.embeddings import Embedder, Encoder
+from crosel.data.images import embed_arrays, read_images
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
@@ -36,15 +37,16 @@ class InputSpec:
     shape: tuple[int, ...]
     columns: Sequence[str] | None = None  # names of the features, where they are known
     image_root: Path | None = None  # where the run's own image paths start from, unless beside their list
+    encoder: Encoder | None = None  # of a run that was trained on the embeddings of its images
 
     @property
     def is_image(self) -> bool:
-        return len(self.shape) == 3
+        return len(self.shape) == 3 or (self.encoder is not None and self.encoder.takes == "images")
 
     @property
     def rows(self) -> int:
         """Examples in a chunk."""
-        return max(1, min(_ROWS, _BYTES // (math.prod(self.shape) * (1 if self.is_image else 4))))
+        return max(1, min(_ROWS, _BYTES // (math.prod(self.shape) * (1 if len(self.shape) == 3 else 4))))
 
     def image_settings(self, path: Path) -> DataSettings:
         """Settings that decode images to the run's own size and mode."""
@@ -53,6 +55,8 @@ class InputSpec:
                 f"{path}: the run was trained on {self.shape[0]} features per example, not on images; "
                 "give csv, jsonl or npz"
             )
+        if self.encoder is not None:
+            return DataSettings(cache=False).embedding(Embedder(self.encoder))
         channels, height, width = self.shape
         if height != width or channels not in (1, 3):
             raise UserError(
@@ -62,10 +66,15 @@ class InputSpec:
         return DataSettings(image_size=height, image_mode="RGB" if channels == 3 else "L", cache=False)
 
     def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
-        if shape != self.shape:
+        if shape != self.shape and not (self.encoder is not None and len(shape) == 3):
             raise UserError(
                 f"{path}: examples of shape {shape}, but the run was trained on {self.shape}; give such examples"
             )
+
+    def inputs(self, x: Array, place: str, first_row: int = 0) -> Array:
+        """Images or features in the form that the run's networks take."""
+        out = as_inputs(x, place, first_row)
+        return out if self.encoder is None or out.ndim == 2 else embed_arrays(out, Embedder(self.encoder), None)
 
     def check_width(self, width: int, place: str) -> None:
         if self.is_image:
@@ -158,4 +167,4 @@ def array_chunks(x: Array, spec: InputSpec, path: Path) -> Iterator[Chunk]:
     spec.check_shape(x.shape[1:] if x.ndim == 2 else (x.shape[3], *x.shape[1:3]), path)
     for start in range(0, len(x), spec.rows):
         part = x[start : start + spec.rows]
-        yield Chunk([str(start + row) for row in range(len(part))], as_inputs(part, str(path), first_row=start))
+        yield Chunk([str(start + row) for row in range(len(part))], spec.inputs(part, str(path), first_row=start))

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from crosel.data.dataset import ANY_CLASS, Array, Dataset, as_inputs, as_labels, check_finite, make_dataset, pixel_scale
+from crosel.data.dataset import ANY_CLASS, Array, Dataset, as_labels, check_finite, make_dataset, pixel_scale
 from crosel.data.formats.base import Chunk, Format, InputSpec
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
@@ -318,12 +318,12 @@ def _stored_chunks(
     n = stored.shape[0]
     if ids is not None and len(ids) != n:
         raise UserError(f"{path}: x has {n} examples, but there are {len(ids)} ids; give one for each")
-    scale = _scale_of_all(stored, spec, place) if spec.is_image and stored.dtype != np.uint8 else None
+    scale = _scale_of_all(stored, spec, place) if len(shape) == 3 and stored.dtype != np.uint8 else None
     for start, x in stored.parts(spec.rows):
         names = ids[start : start + len(x)] if ids is not None else [str(start + row) for row in range(len(x))]
         values = x if scale is None else np.rint(x * scale).astype(np.uint8)
         values = values if order is None else values[:, order]
-        yield Chunk(names, as_inputs(values, place, first_row=start))
+        yield Chunk(names, spec.inputs(values, place, first_row=start))
 
 
 def _scale_of_all(stored: _StoredArray, spec: InputSpec, place: str) -> float:

@@ -1,0 +1,212 @@
+"""Embeddings of images and texts, computed once and kept beside the data.
+
+The store only grows: rows of numbers in one file, and in another the digest of the content that each row belongs to.
+A row counts once its digest is written, so after a kill the next run goes on where this one was. It is named after the
+backbone's weights and preparation: other weights, another store. An image that is renamed or moved keeps its row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosel.errors import UserError
+from crosel.utils.files import claim
+from crosel.utils.system import workers
+
+FOLDER = ".crosel-cache"
+_DIGEST = 16  # bytes of the digest of an example's content
+_BATCH = 64  # examples that pass through the backbone at once
+
+
+Progress = Callable[[int, int], None]  # called with how many examples are there, of how many
+
+
+class Encoder(Protocol):
+    """What turns images or texts into rows of numbers."""
+
+    name: str
+    takes: str  # "images" or "texts"
+    digest: str  # of the weights and the preparation
+    dimensions: int
+    size: int  # pixels of the side of a prepared image; 0 for texts
+
+    def prepare(self, example: Any) -> Any:
+        """An image in RGB, ready for `encode`: [size, size, 3]. A text as it is."""
+
+    def encode(self, examples: Any) -> NDArray[np.float32]:
+        """Embeddings [m, d] of prepared examples, images as one array."""
+
+
+def content_digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+
+
+class EmbeddingStore:
+    """Rows by content digest, on disk if the folder can be written to, else in memory for this run."""
+
+    def __init__(self, folder: Path | None, encoder: Encoder) -> None:
+        self.dimensions = encoder.dimensions
+        self._known: dict[bytes, int] = {}
+        self._more: list[NDArray[np.float32]] = []
+        self._files: tuple[int, int] | None = None
+        if folder is not None:
+            self._rows_path = folder / f"embeddings-{encoder.digest}.f32"
+            self._open(self._rows_path, folder / f"embeddings-{encoder.digest}.keys")
+
+    def _open(self, rows_path: Path, keys_path: Path) -> None:
+        with contextlib.suppress(OSError):
+            rows_path.parent.mkdir(exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+            keys = os.open(keys_path, flags, 0o644)
+            try:
+                claim(keys, "another run is writing these embeddings")
+                rows = os.open(rows_path, flags, 0o644)
+            except (OSError, UserError):  # it is read by another run: this one keeps its rows in memory
+                os.close(keys)
+                return
+            self._files = rows, keys
+            width = 4 * self.dimensions
+            count = min(os.fstat(rows).st_size // width, os.fstat(keys).st_size // _DIGEST)
+            os.ftruncate(rows, count * width)  # what a kill left half written
+            os.ftruncate(keys, count * _DIGEST)
+            found = os.pread(keys, count * _DIGEST, 0) if hasattr(os, "pread") else keys_path.read_bytes()
+            self._known = {found[i * _DIGEST : (i + 1) * _DIGEST]: i for i in range(count)}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._known
+
+    def add(self, keys: Sequence[bytes], rows: NDArray[np.float32]) -> None:
+        """Keep rows of contents that are not known yet, none of them twice."""
+        for key in keys:
+            self._known[key] = len(self._known)
+        if self._files is None:
+            self._more.append(rows)
+            return
+        out, names = self._files
+        _append(out, np.ascontiguousarray(rows, dtype=np.float32).tobytes())
+        os.fsync(out)  # a digest is only written when its row is there
+        _append(names, b"".join(keys))
+
+    def rows(self, keys: Sequence[bytes]) -> NDArray[np.float32]:
+        """The embeddings of these contents, in their order."""
+        places = [self._known[key] for key in keys]
+        if self._files is None:
+            return np.concatenate(self._more)[places]
+        table = np.memmap(self._rows_path, np.float32, "r", shape=(len(self._known), self.dimensions))
+        return np.asarray(table[places])
+
+    def close(self) -> None:
+        for handle in self._files or ():
+            os.close(handle)
+        self._files = None
+
+
+def _append(handle: int, data: bytes) -> None:
+    os.lseek(handle, 0, os.SEEK_END)
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+class Embedder:
+    """Embeds what readers find: each example once, whatever file it comes from."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.used = False
+
+    def embed(
+        self,
+        count: int,
+        read: Callable[[int], bytes],
+        prepare: Callable[[bytes], Any],
+        beside: Path | None,
+        progress: Progress | None = None,
+        to_the_end: bool = False,
+    ) -> tuple[NDArray[np.float32], dict[int, Exception]]:
+        """Embeddings [n, d] of `count` examples: those that the store beside the data has, and the others from the
+        backbone.
+
+        `read` gives the content of an example, `prepare` what the encoder takes; both run on threads, a few batches
+        ahead of the encoder, so memory does not grow with `count`. Also what could not be read, by row; its embedding
+        is 0. Unless `to_the_end`, the first such row ends it.
+        """
+        self.used = True
+        root = None if beside is None else beside if beside.is_dir() else beside.parent
+        with closing(EmbeddingStore(root and root / FOLDER, self.encoder)) as store:
+            return _embed(count, read, prepare, self.encoder, store, progress, to_the_end)
+
+
+def _embed(
+    count: int,
+    read: Callable[[int], bytes],
+    prepare: Callable[[bytes], Any],
+    encoder: Encoder,
+    store: EmbeddingStore,
+    progress: Progress | None,
+    to_the_end: bool,
+) -> tuple[NDArray[np.float32], dict[int, Exception]]:
+    keys: dict[int, bytes] = {}
+    failed: dict[int, Exception] = {}
+    waiting: dict[bytes, Any] = {}
+
+    def load(row: int) -> tuple[bytes, Any]:
+        content = read(row)
+        key = content_digest(content)
+        return key, None if key in store or key in waiting else prepare(content)
+
+    def flush() -> None:
+        if waiting:
+            store.add(list(waiting), encoder.encode(_stacked(list(waiting.values()))))
+            waiting.clear()
+
+    with ThreadPoolExecutor(workers()) as pool:
+        for row, outcome in enumerate(_ahead(pool, load, range(count), 4 * _BATCH)):
+            try:
+                key, example = outcome.result()
+            except (ValueError, OSError) as error:
+                failed[row] = error
+                if not to_the_end:
+                    break
+                continue
+            keys[row] = key
+            if example is not None and key not in store:
+                waiting.setdefault(key, example)
+            if len(waiting) >= _BATCH:
+                flush()
+            if progress is not None:
+                progress(row + 1, count)
+        flush()
+    out = np.zeros((count, encoder.dimensions), np.float32)
+    if keys:
+        out[list(keys)] = store.rows(list(keys.values()))
+    return out, failed
+
+
+def _stacked(examples: list[Any]) -> Any:
+    return np.stack(examples) if isinstance(examples[0], np.ndarray) else examples
+
+
+def _ahead(pool: Executor, work: Callable[[int], Any], rows: Iterable[int], most: int) -> Iterator[Future[Any]]:
+    """Outcomes in order, with at most so many tasks under way."""
+    under_way: deque[Future[Any]] = deque()
+    try:
+        for row in rows:
+            under_way.append(pool.submit(work, row))
+            if len(under_way) >= most:
+                yield under_way.popleft()
+        while under_way:
+            yield under_way.popleft()
+    finally:  # the caller has seen enough, or Ctrl-C
+        for task in under_way:
+            task.cancel()

@@ -1,0 +1,213 @@
+"""Pretrained backbones from the command line: embedded once, trained on, predicted with.
+
+A small module stands in for timm, except in the last test, which takes the real one where it is installed.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _support import CroselCli
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from crosel.errors import UserError
+from crosel.nn import backbones
+from crosel.nn.backbones import ImageBackbone, open_backbone, read_tensors
+
+CONFIG = {
+    "input_size": (3, 24, 24), "crop_pct": 0.75, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.25,) * 3,
+}  # fmt: skip
+
+
+def tiny_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 5, stride=3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+
+
+class Passes:
+    count = 0
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> type[Passes]:
+    """A stand-in for timm with one model; counts the images that pass through it."""
+
+    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
+        if pretrained and name == "offline":
+            raise OSError("Connection refused")
+        model = tiny_model()
+        model.register_forward_hook(lambda module, x, out: setattr(Passes, "count", Passes.count + len(x[0])))
+        return model
+
+    Passes.count = 0
+    fake: Any = types.ModuleType("timm")
+    fake.list_models = lambda pretrained=False: ["tiny_net", "offline"]
+    fake.create_model = create_model
+    fake.data = types.SimpleNamespace(resolve_model_data_config=lambda model: CONFIG)
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    return Passes
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photographs of three colours in a folder, with a list of candidate labels; some are upright only by EXIF."""
+    folder, rng = tmp_path / "photos", np.random.default_rng(0)
+    folder.mkdir()
+    lines = ["path,candidates,label"]
+    names = ("blue", "green", "red")
+    for i in range(60):
+        label = i % 3
+        pixels = rng.integers(0, 60, (90, 120, 3), dtype=np.uint8)
+        pixels[..., label] += 150
+        Image.fromarray(pixels).save(folder / f"{i}.jpg")
+        lines.append(f"{i}.jpg,{names[label]}|{names[(label + 1 + i % 2) % 3]},{names[label]}")
+    (folder / "list.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+SETTINGS = ("--set", "network.name=timm/tiny_net", "--set", "train.epochs=12", "--set", "data.test_share=0.2")
+
+
+def test_from_photographs_to_labels(photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:
+    source, run = photos / "list.csv", tmp_path / "run"
+    result = crosel_cli("train", source, *SETTINGS, "--method", "proden", "--out", run)
+    assert result.code == 0, result.err
+    assert "test accuracy 100.00 %" in result.out
+    config = (run / "config.yaml").read_text()
+    assert "lr: 0.01" in config
+    assert "hidden: []" in config
+    assert Passes.count == 61  # each once, and one to see how long an embedding is
+    assert crosel_cli("train", source, *SETTINGS, "--method", "cc", "--out", tmp_path / "again").code == 0
+    assert Passes.count == 62
+    predicted = crosel_cli("predict", run, photos, "--out", tmp_path / "p.csv")
+    assert predicted.code == 0, predicted.err
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert {row["label"] for row in rows if int(row["id"].removesuffix(".jpg")) % 3 == 0} == {"blue"}
+    evaluated = crosel_cli("eval", run, source)
+    assert evaluated.code == 0, evaluated.err
+    assert "test_accuracy  1.0000" in evaluated.out
+
+
+def test_a_killed_embedding_goes_on(
+    photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crosel.data.embeddings._BATCH", 8)
+    monkeypatch.setattr("crosel.data.images.SUFFIXES", frozenset({".jpg"}))
+    broken = photos / "40.jpg"
+    content = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    refused = crosel_cli("train", photos / "list.csv", *SETTINGS, "--out", tmp_path / "run")
+    assert refused.code == 2
+    assert "40.jpg" in refused.err
+    assert "line 42" in refused.err
+    seen = Passes.count
+    assert seen > 8
+    broken.write_bytes(content)
+    assert crosel_cli("train", photos / "list.csv", *SETTINGS, "--out", tmp_path / "run").code == 0
+    assert Passes.count <= 62 + 8
+
+
+def test_arrays_of_images_are_embedded_too(tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (40, 16, 16), dtype=np.uint8)
+    sets = np.eye(4, dtype=bool)[np.arange(40) % 4]
+    np.savez(tmp_path / "x.npz", x=x, candidates=sets)
+    run = tmp_path / "run"
+    result = crosel_cli("train", tmp_path / "x.npz", *SETTINGS[:4], "--method", "cc", "--out", run)
+    assert result.code == 0, result.err
+    np.savez(tmp_path / "new.npz", x=x[:5])
+    assert crosel_cli("predict", run, tmp_path / "new.npz", "--out", tmp_path / "p.csv").code == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 6
+
+
+def one_line(run: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        run()
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_names_and_weights_are_one_line(tmp_path: Path, timm: type[Passes]) -> None:
+    one_line(lambda: open_backbone("timm/tiny_nett"), "did you mean 'tiny_net'")
+    one_line(lambda: open_backbone("timm/offline"), "cannot be had .*network.weights=PATH")
+    one_line(lambda: open_backbone("timm/tiny_net", str(tmp_path / "no.pt")), "no such file")
+    torch.save({"0.weight": torch.zeros(1)}, tmp_path / "other.pt")
+    one_line(lambda: open_backbone("timm/tiny_net", str(tmp_path / "other.pt")), "has shape|there is no tensor")
+    (tmp_path / "text.safetensors").write_text("not tensors")
+    one_line(lambda: open_backbone("timm/tiny_net", str(tmp_path / "text.safetensors")), "not a file of tensors")
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit('code of a file ran')",))
+
+
+def test_weights_with_code_in_them_do_not_run(tmp_path: Path) -> None:
+    torch.save({"0.weight": Bomb()}, tmp_path / "bomb.pt")
+    one_line(lambda: read_tensors(tmp_path / "bomb.pt"), "not a file of tensors")
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_weights_from_a_file(ending: str, tmp_path: Path, timm: type[Passes]) -> None:
+    tensors = {name: value + 1 for name, value in tiny_model().state_dict().items()}
+    path = tmp_path / f"w{ending}"
+    if ending == ".pt":
+        torch.save({"state_dict": {f"module.{name}": value for name, value in tensors.items()}}, path)
+    else:
+        save_file(tensors, path)
+    plain, other = open_backbone("timm/tiny_net"), open_backbone("timm/tiny_net", str(path))
+    assert plain.digest != other.digest
+    assert isinstance(other, ImageBackbone)
+    assert all((value == tensors[name]).all() for name, value in other.model.state_dict().items())
+
+
+def test_a_run_knows_its_weights(photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:
+    save_file({k: v + 1 for k, v in tiny_model().state_dict().items()}, tmp_path / "w.safetensors")
+    run, weights = tmp_path / "run", ("--set", f"network.weights={tmp_path / 'w.safetensors'}")
+    assert crosel_cli("train", photos / "list.csv", *SETTINGS, *weights, "--method", "cc", "--out", run).code == 0
+    save_file({k: v + 2 for k, v in tiny_model().state_dict().items()}, tmp_path / "w.safetensors")
+    refused = crosel_cli("predict", run, photos, "--out", tmp_path / "p.csv")
+    assert refused.code == 2
+    assert "other weights" in refused.err
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:
+    (tmp_path / "f.csv").write_text("candidates,a,b\nx|y,1,2\ny,2,1\nx,0,1\n")
+    result = crosel_cli("train", tmp_path / "f.csv", *SETTINGS[:4], "--out", tmp_path / "run")
+    assert result.code == 2
+    assert "takes images, but there are rows of numbers" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setattr(backbones.importlib, "import_module", _missing)
+    one_line(lambda: open_backbone("timm/resnet18"), r"pip install 'crosel\[photos\]'")
+    one_line(lambda: open_backbone("text/x"), r"pip install 'crosel\[text\]'")
+
+
+def _missing(name: str) -> Any:
+    raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_preparation_is_timms_own(tmp_path: Path) -> None:
+    timm: Any = pytest.importorskip("timm")
+    model = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    backbone = open_backbone("timm/tf_efficientnet_lite0", str(tmp_path / "w.pt"))
+    assert isinstance(backbone, ImageBackbone)
+    image = Image.effect_mandelbrot((500, 300), (-2, -1, 1, 1), 50).convert("RGB")
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    with torch.inference_mode():
+        wanted = backbone.model(transform(image)[None]).numpy()
+    np.testing.assert_allclose(backbone.encode(backbone.prepare(image)[None]), wanted, atol=1e-4)
