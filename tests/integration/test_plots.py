@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from _support import CroselCli, TinyRun, small_arrays
 from crosel.config import build_config
 from crosel.report import figures, write_report, write_run_report
 from crosel.report.charts import (
-    Chart,
     Reliability,
     Series,
     bar_figure,
@@ -141,17 +141,12 @@ def test_never_selected_means_in_no_epoch(tiny_run: TinyRun) -> None:
     assert (np.diff(result.confidence[never]) >= 0).all()
 
 
-def test_losses_of_selection_and_comix_begin_after_the_warm_up(
-    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    charts: dict[str, Chart] = {}
-    monkeypatch.setattr(figures, "line_figures", lambda found: charts.update({chart.name: chart for chart in found}))
-    (run,) = read_runs([RunFolder(tiny_run.path)])
-    figures.curves(run)
-    epochs = {series.name: [epoch for epoch, _ in series.points] for series in charts["losses"].series}
+def test_losses_of_selection_and_comix_begin_after_the_warm_up(tiny_run: TinyRun) -> None:
+    run, _ = read_result(tiny_run)
+    (losses,) = (figure for figure in figures.curves(run) if figure.name == "losses")
+    began = dict(re.findall(r"([\w-]+) from \S+ in epoch (\d+)", losses.description))
     assert 0 < run.warm_up < len(run.rows)
-    assert epochs["total"] == [*range(1, len(run.rows) + 1)]
-    assert epochs["selected"] == epochs["co-mix"] == [*range(run.warm_up + 1, len(run.rows) + 1)]
+    assert began == {"total": "1", "selected": str(run.warm_up + 1), "co-mix": str(run.warm_up + 1)}
 
 
 # --- drawing ------------------------------------------------------------------------------------------------------
@@ -164,7 +159,7 @@ def test_names_in_files_are_escaped() -> None:
         dot_figure("d", nasty[0], [(nasty[0], [0.5, None]), (nasty[1], [1.0, 0.2])], nasty),
         bar_figure("b", nasty[0], [(nasty[0], [1, 2]), ("", [0, 0])], [(nasty[0], "c1"), (nasty[1], "c2")], nasty[1]),
         scatter_figure(np.random.default_rng(0).normal(size=(9, 2)), np.arange(9) % 2, nasty, nasty[0]),
-        line_figure(Chart("l", nasty[0], [Series(nasty[1], [(1, 2), (2, 3)], 0)], marks=[(1.5, nasty[0])])),
+        line_figure("l", nasty[0], [Series(nasty[1], [(1, 2), (2, 3)], 0)], marks=[(1.5, nasty[0])]),
         calibration_figure([(nasty[0], Reliability.of(np.array([0.2, 0.9]), np.array([False, True])))]),
     ):
         assert figure is not None

@@ -25,7 +25,7 @@ from crosel.data import load
 from crosel.data.dataset import make_dataset
 from crosel.methods import methods
 from crosel.report import write_report
-from crosel.report.charts import Chart, Series, epoch_ticks, line_figure, number, ticks
+from crosel.report.charts import Series, epoch_ticks, line_figure, number, ticks
 from crosel.report.html import png, thumbnail
 from crosel.runs.environment import hardware
 from crosel.runs.folder import RunFolder
@@ -325,14 +325,14 @@ def test_ticks() -> None:
 
 
 def test_percent_charts_stay_below_a_hundred() -> None:
-    figure = line_figure(Chart("c", "c", [Series("s", [(1, 1.0), (2, 1.0)], 0)], percent=True))
+    figure = line_figure("c", "c", [Series("s", [(1, 1.0), (2, 1.0)], 0)], percent=True)
     assert figure is not None
     chart = figure.html(count())
     assert "100.0\u202f%" in chart
     assert "101" not in chart
     assert 'class="spot"' in chart
-    assert line_figure(Chart("empty", "empty", [Series("s", [], 0)])) is None
-    many = line_figure(Chart("many", "many", [Series("s", [(e, e / 2) for e in range(1, 400)], 0)]))
+    assert line_figure("empty", "empty", [Series("s", [], 0)]) is None
+    many = line_figure("many", "many", [Series("s", [(e, e / 2) for e in range(1, 400)], 0)])
     assert many is not None
     assert 'class="spot"' not in many.html(count())
 

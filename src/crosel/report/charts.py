@@ -69,25 +69,15 @@ def tick_text(tick: float, all_ticks: list[float], percent: bool) -> str:
     return f"{100 * tick:.{digits}f}\u202f%"
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Maps values to places in a drawing."""
+class Frame(Drawing):
+    """A drawing with axes, which maps values to places."""
 
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-
-    @property
-    def right(self) -> float:
-        return self.width - RIGHT
-
-    @property
-    def bottom(self) -> float:
-        return self.height - BOTTOM
+    def __init__(
+        self, x: tuple[float, float], y: tuple[float, float], height: float = HEIGHT, left: float = LEFT
+    ) -> None:
+        super().__init__(WIDTH, height)
+        (self.x_low, self.x_high), (self.y_low, self.y_high) = x, y
+        self.left, self.right, self.bottom = left, WIDTH - RIGHT, height - BOTTOM
 
     def x(self, value: float) -> float:
         share = 0.5 if self.x_high == self.x_low else (value - self.x_low) / (self.x_high - self.x_low)
@@ -96,21 +86,22 @@ class Frame:
     def y(self, value: float) -> float:
         return self.bottom - (value - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
 
-    def rows(self, drawing: Drawing, y_ticks: list[float], percent: bool) -> None:
+    def places(self, points: Iterable[Point]) -> list[Point]:
+        return [(self.x(x), self.y(y)) for x, y in points]
+
+    def add_y_axis(self, y_ticks: list[float], percent: bool = False) -> None:
         """Grid lines with their values on the left."""
         for tick in y_ticks:
             y = self.y(tick)
-            drawing.add(
-                svg.line([(self.left, y), (self.right, y)], "rule"),
-                svg.text(self.left - 7, y, tick_text(tick, y_ticks, percent), "end"),
-            )
+            words = svg.text(self.left - 7, y, tick_text(tick, y_ticks, percent), "end")
+            self.add(svg.line([(self.left, y), (self.right, y)], "rule"), words)
 
-    def foot(self, drawing: Drawing, x_ticks: list[tuple[float, str]], what: str) -> None:
-        """The x axis: a line with values and their meaning."""
-        drawing.add(svg.line([(self.left, self.bottom), (self.right, self.bottom)], "edge"))
+    def add_x_axis(self, x_ticks: list[tuple[float, str]], what: str) -> None:
+        """A line with values and their meaning."""
+        self.add(svg.line([(self.left, self.bottom), (self.right, self.bottom)], "edge"))
         for value, text in x_ticks:
-            drawing.add(svg.text(self.x(value), self.bottom + 12, text, "middle"))
-        drawing.add(svg.text((self.left + self.right) / 2, self.height - 8, what, "middle"))
+            self.add(svg.text(self.x(value), self.bottom + 12, text, "middle"))
+        self.add(svg.text((self.left + self.right) / 2, self.height - 8, what, "middle"))
 
 
 # --- curves -------------------------------------------------------------------------------------------------------
@@ -124,91 +115,54 @@ class Series:
     quiet: bool = False  # thin: one of several networks behind their mean
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Curves over the epochs."""
-
-    name: str
-    title: str
-    series: Sequence[Series]
-    percent: bool = False
-    low: float | None = None  # fixed ends of the y axis; None: from the data
-    high: float | None = None
-    epochs: int = 1  # the x axis goes at least from 1 to here, so that charts side by side can be compared
-    marks: Sequence[tuple[float, str]] = ()  # vertical lines: epoch, text
-    note: str = ""
-
-
-def line_figure(chart: Chart) -> Figure | None:
-    """None if no series has a point."""
-    series = [s for s in chart.series if s.points]
+def line_figure(
+    name: str,
+    title: str,
+    series: Sequence[Series],
+    percent: bool = False,
+    low: float | None = None,  # fixed ends of the y axis; None: from the data
+    high: float | None = None,
+    epochs: int = 1,  # the x axis goes at least from 1 to here, so that charts side by side can be compared
+    marks: Sequence[tuple[float, str]] = (),  # vertical lines: epoch, text
+    note: str = "",
+) -> Figure | None:
+    """Curves over the epochs; None if no series has a point."""
+    series = [s for s in series if s.points]
     if not series:
         return None
-    xs = [x for s in series for x, _ in s.points]
-    y_ticks = _y_ticks(chart, [y for s in series for _, y in s.points])
-    frame = Frame(min(1, *xs), max(chart.epochs, *xs), y_ticks[0], y_ticks[-1])
-    drawing = Drawing(WIDTH, HEIGHT)
-    frame.rows(drawing, y_ticks, chart.percent)
-    frame.foot(drawing, [(e, str(e)) for e in epoch_ticks(int(frame.x_low), int(frame.x_high))], "epoch")
-    drawing.add(*_marks(frame, chart.marks))
-    drawing.add(*(_curve(frame, s) for s in sorted(series, key=lambda s: not s.quiet)))
-    drawing.add(*_hover_points(frame, series, chart.percent))
-    keys = [
-        Key(s.name, colour(s.colour), number(s.points[-1][1], chart.percent), dash(s.colour), "line") for s in series
-    ]
-    return Figure(chart.name, chart.title, drawing, _describe(chart, series), keys, chart.note)
-
-
-def line_figures(charts: Iterable[Chart]) -> list[Figure]:
-    return [figure for chart in charts if (figure := line_figure(chart)) is not None]
-
-
-def _y_ticks(chart: Chart, ys: list[float]) -> list[float]:
-    low = min(ys) if chart.low is None else min(chart.low, *ys)
-    high = max(ys) if chart.high is None else max(chart.high, *ys)
-    if low == high == 0:  # all values are 0
-        high = 1.0
-    return share_ticks(low, high) if chart.percent and low >= 0 and high <= 1 else ticks(low, high)
-
-
-def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[str]:
-    out: list[str] = []
+    xs, ys = zip(*(point for s in series for point in s.points), strict=True)
+    y_ticks = _y_ticks(min(ys) if low is None else min(low, *ys), max(ys) if high is None else max(high, *ys), percent)
+    frame = Frame((min(1, *xs), max(epochs, *xs)), (y_ticks[0], y_ticks[-1]))
+    frame.add_y_axis(y_ticks, percent)
+    frame.add_x_axis([(e, str(e)) for e in epoch_ticks(int(frame.x_low), int(frame.x_high))], "epoch")
     for epoch, text in marks:
         if frame.x_low <= epoch <= frame.x_high:
             x = frame.x(epoch)
             late = epoch > (frame.x_low + frame.x_high) / 2  # put the text on the side with more room
-            out.append(svg.line([(x, TOP - 12), (x, frame.bottom)], "edge", dash=(2, 3)))
-            out.append(svg.text(x - 5 if late else x + 5, TOP - 9, text, "end" if late else "start"))
-    return out
-
-
-def _curve(frame: Frame, series: Series) -> str:
-    points = [(frame.x(x), frame.y(y)) for x, y in series.points]
-    name = colour(series.colour)
-    if len(points) == 1:
-        return svg.dots(points, name, 4)
-    width, opacity = (1.25, 0.7) if series.quiet else (2.25, 1.0)
-    return svg.line(points, name, width, dash(series.colour), opacity)
-
-
-def _hover_points(frame: Frame, series: Sequence[Series], percent: bool) -> list[str]:
-    if sum(len(s.points) for s in series) > HOVER_POINTS:
-        return []
-    return [
-        svg.spot(frame.x(x), frame.y(y), f"{s.name}, epoch {x:.0f}: {number(y, percent)}")
-        for s in series
-        if not s.quiet
-        for x, y in s.points
+            frame.add(svg.line([(x, TOP - 12), (x, frame.bottom)], "edge", dash=(2, 3)))
+            frame.add(svg.text(x - 5 if late else x + 5, TOP - 9, text, "end" if late else "start"))
+    for s in sorted(series, key=lambda s: not s.quiet):
+        points, ink = frame.places(s.points), colour(s.colour)
+        width, opacity = (1.25, 0.7) if s.quiet else (2.25, 1.0)
+        dotted = len(points) == 1
+        frame.add(svg.dots(points, ink, 4) if dotted else svg.line(points, ink, width, dash(s.colour), opacity))
+    if len(xs) <= HOVER_POINTS:
+        for s in series:
+            for x, y in () if s.quiet else s.points:
+                frame.add(svg.spot(frame.x(x), frame.y(y), f"{s.name}, epoch {x:.0f}: {number(y, percent)}"))
+    ends = [(s.name, s.colour, *s.points[0], *s.points[-1]) for s in series]
+    keys = [Key(curve, colour(i), number(y, percent), dash(i)) for curve, i, _, _, _, y in ends]
+    described = [
+        f"{curve} from {number(y0, percent)} in epoch {x0:.0f} to {number(y, percent)} in epoch {x:.0f}"
+        for curve, _, x0, y0, x, y in ends
     ]
+    return Figure(name, title, frame, f"{title}: {'; '.join(described)}", keys, note)
 
 
-def _describe(chart: Chart, series: Sequence[Series]) -> str:
-    parts = [
-        f"{s.name} from {number(s.points[0][1], chart.percent)} in epoch {s.points[0][0]:.0f} "
-        f"to {number(s.points[-1][1], chart.percent)} in epoch {s.points[-1][0]:.0f}"
-        for s in series
-    ]
-    return f"{chart.title}: {'; '.join(parts)}"
+def _y_ticks(low: float, high: float, percent: bool) -> list[float]:
+    if low == high == 0:  # all values are 0
+        high = 1.0
+    return share_ticks(low, high) if percent and low >= 0 and high <= 1 else ticks(low, high)
 
 
 # --- calibration --------------------------------------------------------------------------------------------------
@@ -240,23 +194,22 @@ def calibration_figure(curves: Sequence[tuple[str, Reliability]]) -> Figure | No
     """Whether labels with 80 % confidence are right in 80 % of the cases."""
     if not curves:
         return None
-    frame, drawing = Frame(0, 1, 0, 1), Drawing(WIDTH, HEIGHT)
-    fifths = [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    frame.rows(drawing, fifths, True)
-    frame.foot(drawing, [(t, f"{100 * t:.0f}\u202f%") for t in fifths], "mean confidence")
-    drawing.add(svg.line([(frame.x(0), frame.y(0)), (frame.x(1), frame.y(1))], "edge", dash=(2, 3)))
+    frame, fifths = Frame((0, 1), (0, 1)), [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    frame.add_y_axis(fifths, percent=True)
+    frame.add_x_axis([(t, f"{100 * t:.0f}\u202f%") for t in fifths], "mean confidence")
+    frame.add(svg.line(frame.places([(0, 0), (1, 1)]), "edge", dash=(2, 3)))
     for i, (name, r) in enumerate(curves):
-        points = [(frame.x(s), frame.y(g)) for s, g in zip(r.sure, r.right, strict=True)]
+        points = frame.places(zip(r.sure, r.right, strict=True))
         if len(points) > 1:
-            drawing.add(svg.line(points, colour(i), 2.25, dash(i)))
+            frame.add(svg.line(points, colour(i), 2.25, dash(i)))
         for (x, y), s, g, n in zip(points, r.sure, r.right, r.counts, strict=True):
             hint = f"{name}: confidence {number(s, True)}, right {number(g, True)} of {n:,}"
             size = 2.2 + 4 * float(np.sqrt(n / r.counts.sum()))  # small dots stand for few examples
-            drawing.add(svg.dots([(x, y)], colour(i), size), svg.spot(x, y, hint))
+            frame.add(svg.dots([(x, y)], colour(i), size), svg.spot(x, y, hint))
     keys = [Key(f"{name}, error", colour(i), number(r.error, True), dash(i)) for i, (name, r) in enumerate(curves)]
     said = "; ".join(f"{name}: expected calibration error {number(r.error, True)}" for name, r in curves)
     return Figure(
-        "calibration", "Calibration", drawing, f"Share right by confidence. {said}", keys,
+        "calibration", "Calibration", frame, f"Share right by confidence. {said}", keys,
         "On the dotted line, confidence equals accuracy. Small dots stand for few examples. "
         "The error is the expected calibration error.",
     )  # fmt: skip
@@ -272,22 +225,21 @@ def bar_figure(
     """Upright bars of one or more parts, (name, colour) each; every bar is a name and a count for each part."""
     totals = [sum(counts) for _, counts in bars]
     y_ticks = ticks(0, max(totals) or 1)
-    frame = Frame(0, len(bars), 0, y_ticks[-1], left=58)
-    drawing = Drawing(WIDTH, HEIGHT)
-    frame.rows(drawing, y_ticks, False)
+    frame = Frame((0, len(bars)), (0, y_ticks[-1]), left=58)
+    frame.add_y_axis(y_ticks)
     every = -(-len(bars) // 12)
-    frame.foot(drawing, [(i + 0.5, text) for i, (text, _) in enumerate(bars) if i % every == 0], what)
+    frame.add_x_axis([(i + 0.5, text) for i, (text, _) in enumerate(bars) if i % every == 0], what)
     wide = (frame.right - frame.left) / len(bars)
     for i, (text, counts) in enumerate(bars):
         done = 0
         for count_, (part, ink) in zip(counts, parts, strict=True):
             top, floor = frame.y(done + count_), frame.y(done)
             hint = f"{what} {text}: {count_:,}{f' {part}' if part else ''}"
-            drawing.add(svg.box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
+            frame.add(svg.box(frame.x(i) + 0.12 * wide, top, 0.76 * wide, floor - top, ink, title=hint))
             done += count_
     keys = [Key(part, ink, f"{sum(c[j] for _, c in bars):,}", shape="box") for j, (part, ink) in enumerate(parts)]
     described = "; ".join(f"{text}: {total:,}" for (text, _), total in zip(bars, totals, strict=True))
-    return Figure(name, title, drawing, f"{title}: {described}", keys if len(parts) > 1 else (), note)
+    return Figure(name, title, frame, f"{title}: {described}", keys if len(parts) > 1 else (), note)
 
 
 # --- classes ------------------------------------------------------------------------------------------------------
@@ -301,27 +253,27 @@ def dot_figure(
     left, pitch = 16 + 7.2 * longest, 22.0
     height = TOP + BOTTOM + pitch * len(rows)
     x_ticks = share_ticks(min((v for _, values in rows for v in values if v is not None), default=0.0), 1.0)
-    frame, drawing = Frame(x_ticks[0], 1, 0, 1, height=height, left=left), Drawing(WIDTH, height)
+    frame = Frame((x_ticks[0], 1), (0, 1), height, left)
     for tick in x_ticks:
-        drawing.add(svg.line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
-    frame.foot(drawing, [(t, tick_text(t, x_ticks, True)) for t in x_ticks], "share")
+        frame.add(svg.line([(frame.x(tick), TOP - 4), (frame.x(tick), frame.bottom)], "rule"))
+    frame.add_x_axis([(t, tick_text(t, x_ticks, True)) for t in x_ticks], "share")
     for i, (text, values) in enumerate(rows):
         y = TOP + pitch * (i + 0.5)
         known = [v for v in values if v is not None]
-        drawing.add(svg.text(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
+        frame.add(svg.text(left - 10, y, text if len(text) <= 16 else f"{text[:15]}…", "end", "text"))
         if known:
-            drawing.add(svg.line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
+            frame.add(svg.line([(frame.x(min(known)), y), (frame.x(max(known)), y)], "edge", 1.5))
         for j, value in enumerate(values):
             if value is not None:
                 hint = f"{text}: {parts[j]} {number(value, True)}"
                 x = frame.x(value)
-                drawing.add(svg.dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), svg.spot(x, y, hint))
+                frame.add(svg.dots([(x, y)], colour(j), (5.5, 4.2, 3.0)[j % 3]), svg.spot(x, y, hint))
     described = "; ".join(
         f"{text}: {', '.join(f'{p} {number(v, True)}' for p, v in zip(parts, values, strict=True) if v is not None)}"
         for text, values in rows
     )
     keys = [Key(part, colour(j), shape="dot") for j, part in enumerate(parts)]
-    return Figure(name, title, drawing, f"{title}: {described}", keys)
+    return Figure(name, title, frame, f"{title}: {described}", keys)
 
 
 # --- confusion ----------------------------------------------------------------------------------------------------
@@ -359,24 +311,23 @@ def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Seq
 
 def scatter_figure(places: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str], note: str) -> Figure:
     """Points coloured by label; the most frequent labels have a colour each and are named in the chart."""
-    frame = Frame(*_ends(places[:, 0]), *_ends(places[:, 1]), height=300, left=RIGHT)
-    drawing = Drawing(WIDTH, 300)
+    frame = Frame(_ends(places[:, 0]), _ends(places[:, 1]), height=300, left=RIGHT)
     found, counts = np.unique(labels, return_counts=True)
     order = found[np.argsort(-counts, kind="stable")]
     own = sorted(order[:COLOURS].tolist())
     rest = ~np.isin(labels, own)
     groups = [(j, colour(i), labels == j) for i, j in enumerate(own)]
     if rest.any():
-        drawing.add(svg.dots([(frame.x(x), frame.y(y)) for x, y in places[rest]], "edge", 1.8, 0.5))
+        frame.add(svg.dots(frame.places(places[rest]), "edge", 1.8, 0.5))
     for _, ink, mask in groups:
-        drawing.add(svg.dots([(frame.x(x), frame.y(y)) for x, y in places[mask]], ink, 2.2, 0.6))
+        frame.add(svg.dots(frame.places(places[mask]), ink, 2.2, 0.6))
     middles = [np.median(places[mask], axis=0) for _, _, mask in groups]
     names = [(frame.x(x), frame.y(y), classes[j][:16]) for (x, y), (j, _, _) in zip(middles, groups, strict=True)]
     for x, y, name in spread(names):
-        drawing.add(svg.text(x, y, name, "middle", "text", bold=True, halo=True))
-    frame.foot(drawing, [], "first principal component (across), second (upwards)")
+        frame.add(svg.text(x, y, name, "middle", "text", bold=True, halo=True))
+    frame.add_x_axis([], "first principal component (across), second (upwards)")
     said = ", ".join(f"{classes[j]} {int(mask.sum()):,}" for j, _, mask in groups)
-    return Figure("projection", "The examples in two dimensions", drawing, f"Projection by label: {said}", (), note)
+    return Figure("projection", "The examples in two dimensions", frame, f"Projection by label: {said}", (), note)
 
 
 def spread(names: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from crosel.report.charts import (
     SHOWN_POINTS,
-    Chart,
     Reliability,
     Series,
     bar_figure,
     calibration_figure,
     dot_figure,
-    line_figures,
+    line_figure,
     matrix_figure,
     scatter_figure,
 )
@@ -41,42 +40,42 @@ def curves(run: Run) -> list[Figure]:
     marks = [(run.warm_up + 0.5, "end of warm-up")] if run.warm_up else []
     common: dict[str, Any] = {"marks": marks, "epochs": len(run.rows)}
 
-    def series(*wanted: tuple[str, str, bool]) -> list[Series]:
-        return [Series(name, run.points(key), i, quiet) for i, (key, name, quiet) in enumerate(wanted)]
+    def series(**names: str) -> list[Series]:
+        points = ((run.points(key), name) for key, name in names.items())
+        return [Series(name, found, i, quiet=name.startswith("network ")) for i, (found, name) in enumerate(points)]
 
     def loss_points(key: str) -> list[tuple[float, float]]:
         return [(epoch, loss) for epoch, loss in run.points(key) if key not in _NOT_IN_WARM_UP or epoch > run.warm_up]
 
     losses = [key for key in dict.fromkeys(k for row in run.rows for k in row) if key.startswith("loss")]
     both = "both networks" if run.points("test_accuracy_1") else "test accuracy"
-    return line_figures([
-        Chart(
+    found = [
+        line_figure(
             "accuracy", "Test accuracy",
-            series(("test_accuracy", both, False), ("test_accuracy_1", "network 1", True),
-                   ("test_accuracy_2", "network 2", True)),
+            series(test_accuracy=both, test_accuracy_1="network 1", test_accuracy_2="network 2"),
             percent=True, **common,
         ),
-        Chart(
+        line_figure(
             "selection", "Selection: S-ratio and S-acc",
-            series(("selection_ratio", "S-ratio", False), ("oracle_selection_accuracy", "S-acc", False)),
+            series(selection_ratio="S-ratio", oracle_selection_accuracy="S-acc"),
             percent=True, low=0, high=1, **common,
             note="S-ratio: share of examples selected. S-acc: share of the selected labels that are true.",
         ),
-        Chart(
+        line_figure(
             "losses", "Losses",
             [Series(_LOSSES.get(key, key.removeprefix("loss_").replace("_", " ")), loss_points(key), i)
              for i, key in enumerate(losses)],
             low=0, **common,
         ),
-        Chart("lambda", "Weight of co-mix, λ_d", series(("lambda_d", "λ_d", False)), low=0, **common),
-        Chart(
+        line_figure("lambda", "Weight of co-mix, λ_d", series(lambda_d="λ_d"), low=0, **common),
+        line_figure(
             "covering", "Covering rate",
-            series(("covering_rate", "covering rate", False),
-                   ("approximated_accuracy", "approximated accuracy", False)),
+            series(covering_rate="covering rate", approximated_accuracy="approximated accuracy"),
             percent=True, **common, note=NEEDS_NO_TRUTH,
         ),
-        Chart("learning-rate", "Learning rate", series(("lr", "end of epoch", False)), low=0, **common),
-    ])  # fmt: skip
+        line_figure("learning-rate", "Learning rate", series(lr="end of epoch"), low=0, **common),
+    ]  # fmt: skip
+    return [figure for figure in found if figure is not None]
 
 
 def shared_curves(runs: Sequence[Run]) -> list[Figure]:
@@ -88,17 +87,18 @@ def shared_curves(runs: Sequence[Run]) -> list[Figure]:
     def series(key: str) -> list[Series]:
         return [Series(run.name, run.points(key), i) for i, run in enumerate(runs)]
 
-    return line_figures([
-        Chart("accuracy", "Test accuracy", series("test_accuracy"), percent=True, **common),
-        Chart("selection-ratio", "S-ratio", series("selection_ratio"), percent=True, low=0, high=1, **common),
-        Chart("selection-accuracy", "S-acc", series("oracle_selection_accuracy"), True, **common),
-        Chart("covering", "Covering rate", series("covering_rate"), percent=True, **common, note=NEEDS_NO_TRUTH),
-        Chart(
+    found = [
+        line_figure("accuracy", "Test accuracy", series("test_accuracy"), percent=True, **common),
+        line_figure("selection-ratio", "S-ratio", series("selection_ratio"), percent=True, low=0, high=1, **common),
+        line_figure("selection-accuracy", "S-acc", series("oracle_selection_accuracy"), True, **common),
+        line_figure("covering", "Covering rate", series("covering_rate"), percent=True, **common, note=NEEDS_NO_TRUTH),
+        line_figure(
             "losses", "Loss", series("loss"), low=0, **common,
             note="Methods have different losses: do not compare values.",
         ),
-        Chart("lambda", "Weight of co-mix, λ_d", series("lambda_d"), low=0, **common),
-    ])  # fmt: skip
+        line_figure("lambda", "Weight of co-mix, λ_d", series("lambda_d"), low=0, **common),
+    ]  # fmt: skip
+    return [figure for figure in found if figure is not None]
 
 
 # --- sets and labels ----------------------------------------------------------------------------------------------
