@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from _terminal import Terminal
 
 from crosel.bench import (
@@ -116,7 +117,13 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_the_run(tmp_path: P
     assert other.status == "failed"
     assert other.line == "a finished run with other settings is in this folder: train.lr was 0.05, now 0.3"
     assert list_lines([other.run], tmp_path)[0].startswith("failed ")
-    (tmp_path / other.run.name / "config.yaml").write_text("nonsense: 1\n", encoding="utf-8")
+    config = tmp_path / other.run.name / "config.yaml"
+    old = yaml.safe_load(config.read_text(encoding="utf-8"))
+    del old["train"]["ema_decay"]
+    old["train"] |= {"average": 0, "refresh": 0, "restart": 0, "restart_lr": None}  # as of 0.1.0
+    config.write_text(yaml.safe_dump(old), encoding="utf-8")
+    assert run_suite(suite, tmp_path, on="here")[0].status == "skipped"
+    config.write_text("nonsense: 1\n", encoding="utf-8")
     assert run_suite(suite, tmp_path, on="here")[0].status == "skipped"  # the checkpoint knows the settings, too
     shutil.rmtree(tmp_path / other.run.name / "checkpoints")
     assert run_suite(suite, tmp_path, on="here")[0].status == "failed"

@@ -184,15 +184,15 @@ def test_paper_figures_are_those_of_the_targets() -> None:
     assert "CVPR 2024" in paper()["source"]
 
 
-def write_cells(folder: Path, suite: str) -> None:
-    """A run for each cell of a suite, as if it had ended at 50 %."""
-    for cell in expand(read_suite(suite), seeds=1):
-        run = folder / cell.name
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text(cell.config.to_yaml(), encoding="utf-8")
+def write_runs(folder: Path, suite: str) -> None:
+    """A run for each variant of a suite, as if it had ended at 50 %."""
+    for run in expand(read_suite(suite), seeds=1):
+        path = folder / run.name
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(run.config.to_yaml(), encoding="utf-8")
         shares = dict.fromkeys(("test_accuracy", "selection_ratio", "oracle_selection_accuracy"), 0.5)
-        row = {"epoch": cell.config.train.epochs, **shares}
-        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+        row = {"epoch": run.config.train.epochs, **shares}
+        (path / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def write_cells(folder: Path, suite: str) -> None:
     ],
 )  # fmt: skip
 def test_each_ablation_suite_meets_the_papers_rows(tmp_path: Path, suite: str, ablations: list[str]) -> None:
-    """Every cell of a suite has a figure of the paper beside it, and no figure of the paper is left over."""
-    write_cells(tmp_path, suite)
+    """Every variant of a suite has a figure of the paper beside it, and no figure of the paper is left over."""
+    write_runs(tmp_path, suite)
     tables = build(collect([tmp_path]).finished)
     for table, ablation in zip(tables, ablations, strict=True):
         expected = sorted(row[0] for row in paper()["ablation"][ablation].values())
@@ -231,7 +231,7 @@ def test_a_schedule_with_its_own_weight_still_meets_the_main_table_and_the_scope
 
 def test_the_short_ablations_meet_the_papers_rows_and_say_of_which_data(tmp_path: Path) -> None:
     """The paper has the components for CIFAR-100 only; scope, networks and λ_d for CIFAR-10 with q=0.5 as well."""
-    write_cells(tmp_path, "fast-ablations")
+    write_runs(tmp_path, "fast-ablations")
     rows = rows_of(tmp_path)
     expected = [
         row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -107,13 +107,11 @@ def figures(dataset: str, rule: str, method: str, settings: Mapping[str, Any], b
 
 def _ablation_row(data: str, settings: Mapping[str, Any], changed: set[str]) -> list[float] | None:
     """Of an ablation on these data ("cifar10 q=0.5") that changes no more than this."""
-    for ablation, needed in _ABLATIONS.items():
-        if changed <= needed:
-            row: list[float] | None = (
-                paper()["ablation"].get(f"{ablation} {data}", {}).get(_row_name(ablation, settings))
-            )
-            if row:
-                return row
+    for ablation, (names, called) in _ABLATIONS.items():
+        rows: Mapping[str, list[float]] = paper()["ablation"].get(f"{ablation} {data}", {})
+        row = rows.get(called(*map(settings.get, names))) if changed <= set(names) else None
+        if row:
+            return row
     return None
 
 
@@ -131,37 +129,28 @@ def _nearest_first(name: str, q: str) -> list[str]:
     return sorted(known, key=distance)
 
 
-_ABLATIONS: dict[str, frozenset[str]] = {
-    "scope": frozenset({"method.scope"}),
-    "components": frozenset({"method.criteria", "method.scope"}),
-    "t": frozenset({"method.bank_length"}),
-    "gamma": frozenset({"method.gamma"}),
-    "networks": frozenset({"method.networks"}),
-    "lambda_cr": frozenset({"method.lambda_cr", "method.dynamic_lambda"}),
-    "selected-batch augmentation": frozenset({"method.selected_view"}),
-}
-
-
-def _row_name(ablation: str, settings: Mapping[str, Any]) -> str:
-    """How the paper's table calls a row with these settings; a name it does not have where it has none."""
-    get = settings.get
-    if ablation == "components":
-        criteria = "+".join(f"b{number}" for number in get("method.criteria") or ())
-        return criteria + {"all": ", co-mix", "none": ""}.get(str(get("method.scope")), " (other scope)")
-    if ablation == "scope":
-        return str(get("method.scope"))
-    if ablation == "networks":
-        return {1: "one", 2: "two"}.get(get("method.networks"), "")  # type: ignore[arg-type]
-    if ablation == "selected-batch augmentation":
-        view = str(get("method.selected_view"))
-        return "none" if view == "plain" else view
-    if ablation == "lambda_cr":
-        return _number(get("method.lambda_cr")) + ("" if get("method.dynamic_lambda") else " fixed")
-    return _number(get({"t": "method.bank_length", "gamma": "method.gamma"}[ablation]))
-
-
 def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _components(criteria: Any, scope: Any) -> str:
+    selected_by = "+".join(f"b{number}" for number in criteria or ())
+    return selected_by + {"all": ", co-mix", "none": ""}.get(str(scope), " (other scope)")
+
+
+# By the name of the paper's table: the settings that it changes, and how it calls a row with these values.
+_ABLATIONS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "scope": (("method.scope",), str),
+    "components": (("method.criteria", "method.scope"), _components),
+    "t": (("method.bank_length",), _number),
+    "gamma": (("method.gamma",), _number),
+    "networks": (("method.networks",), lambda number: {1: "one", 2: "two"}.get(number, "")),
+    "lambda_cr": (
+        ("method.lambda_cr", "method.dynamic_lambda"),
+        lambda weight, dynamic: _number(weight) + ("" if dynamic else " fixed"),
+    ),
+    "selected-batch augmentation": (("method.selected_view",), lambda view: "none" if view == "plain" else str(view)),
+}
 
 
 def _paper_setting(dataset: str, rule: str) -> tuple[str, str]:
