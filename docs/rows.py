@@ -22,7 +22,7 @@ from crosel.bench.tables.render import estimate_text
 from crosel.config import RunConfig, build_config
 from crosel.runs.folder import first_difference
 from crosel.training.build import filled_from_data
-from crosel.utils.trees import dotted
+from crosel.utils.settings import dotted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

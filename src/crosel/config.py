@@ -18,10 +18,8 @@ from crosel.methods.base import MethodSettings, find_method, method_settings, me
 from crosel.nn.backbones import is_backbone
 from crosel.nn.networks import NetworkSettings
 from crosel.presets import read_preset
-from crosel.utils.set_option import declared_type, parse_set
-from crosel.utils.settings import RENAMED, Settings, removed_settings, with_new_names
+from crosel.utils.settings import RENAMED, Settings, declared_type, merge, parse_set, removed_settings, with_new_names
 from crosel.utils.text import did_you_mean, one_line
-from crosel.utils.trees import merge
 from crosel.utils.yaml_files import read_yaml
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from _support import PAPER, PAPER_VIEWS
 from crosel.bench import BenchRun, expand, parse_suite, read_suite, suites
 from crosel.cli.bench import list_lines
 from crosel.errors import UserError
-from crosel.utils.trees import dotted
+from crosel.utils.settings import dotted
 
 RESULTS = Path(__file__).parents[2] / "results"
 BASE = {"source": "digits", "preset": "demo/digits", "candidates": "uniform:q=0.3"}

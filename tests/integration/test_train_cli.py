@@ -32,7 +32,7 @@ from crosel.estimator import CroSelClassifier
 from crosel.methods import methods
 from crosel.presets import presets
 from crosel.utils.console import Console, log_lines, mute
-from crosel.utils.trees import dotted
+from crosel.utils.settings import dotted
 
 FEATURES = ("--set", "network.hidden=[16]", "--set", "train.epochs=3", "--set", "method.warmup=1")
 FILES = {

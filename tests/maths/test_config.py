@@ -25,8 +25,8 @@ from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
 from crosel.presets import _composed, presets, read_preset
 from crosel.training.build import filled_from_data, resolve
+from crosel.utils.settings import dotted
 from crosel.utils.text import did_you_mean
-from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
 SOURCE = {"source": "digits"}

@@ -15,7 +15,7 @@ from crosel.runs.folder import FREE_TO_CHANGE, RunFolder, first_difference
 from crosel.runs.pipeline import stop_signals, train_run
 from crosel.training.build import filled_from_data
 from crosel.utils.files import make_folder
-from crosel.utils.trees import dotted
+from crosel.utils.settings import dotted
 
 if TYPE_CHECKING:
     from crosel.bench.progress import Progress

@@ -36,8 +36,8 @@ from crosel.config import RunConfig, build_config
 from crosel.data.sources import check_there
 from crosel.errors import UserError
 from crosel.nn.networks import check_trust
+from crosel.utils.settings import dotted
 from crosel.utils.text import choose_from
-from crosel.utils.trees import dotted
 from crosel.utils.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from crosel.errors import UserError
+from crosel.utils.settings import merge
 from crosel.utils.text import did_you_mean
-from crosel.utils.trees import merge
 
 
 @dataclass(frozen=True)

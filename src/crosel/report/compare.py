@@ -15,8 +15,8 @@ from crosel.report.gallery import galleries
 from crosel.report.html import percent, section, table, thumbnail
 from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
 from crosel.report.run import Run
+from crosel.utils.settings import dotted
 from crosel.utils.text import duration
-from crosel.utils.trees import dotted
 
 DISAGREEMENTS = 24
 EXAMPLES = 8  # of each gallery: there are several runs

@@ -37,7 +37,7 @@ from crosel.utils.files import (
     new_folder,
     remove_temporary_files,
 )
-from crosel.utils.trees import dotted
+from crosel.utils.settings import dotted
 from crosel.utils.yaml_files import read_yaml
 
 logger = logging.getLogger(__name__)

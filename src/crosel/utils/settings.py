@@ -1,17 +1,106 @@
-"""What all settings have in common, and what became of those of earlier versions."""
+"""Settings: their base class, trees of them as YAML has them, `--set NAME=VALUE`, and names of earlier versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict
+
+from crosel.errors import UserError
+from crosel.utils.yaml_files import parse_yaml
 
 
 class Settings(BaseModel):
     """Settings do not change, unknown names are errors, and no number is infinite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def merge(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge: what is in `extra` wins. Settings of one method mean nothing to another, so a new method name starts
+    afresh."""
+    out = dict(base)
+    for key, value in extra.items():
+        old = out.get(key)
+        if not isinstance(old, Mapping) or not isinstance(value, Mapping):
+            out[key] = value
+        elif key == "method" and value.get("name", old.get("name")) != old.get("name"):
+            out[key] = dict(value)
+        else:
+            out[key] = merge(old, value)
+    return out
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names, as `--set` takes them."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= dotted(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+# --- --set --------------------------------------------------------------------------------------------------------
+
+
+def parse_set(items: Iterable[str], model: type[BaseModel]) -> dict[str, Any]:
+    """`method.gamma=0.95` -> {"method": {"gamma": 0.95}}."""
+    tree: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"--set {item}: write NAME=VALUE, as in --set train.epochs=20")
+        *path, last = name.strip().split(".")
+        value, node = _parse_value(item, text, declared_type(model, [*path, last])), tree
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"--set {item}: '{part}' already has a value")
+        node[last] = value
+    return tree
+
+
+def _parse_value(item: str, text: str, declared: Any) -> Any:
+    """YAML; but names and paths are text as written, whatever YAML would make of `no`, `010`, `2024` or `-`."""
+    if text.strip() in ("", "~", "null"):
+        return None
+    is_text = declared in (str, str | None)
+    if is_text and text.strip()[0] not in "'\"":
+        return text.strip()
+    is_names = declared == tuple[str, ...] | None
+    try:
+        value = parse_yaml(text, as_text=is_names)
+    except yaml.YAMLError:
+        if is_names:
+            raise UserError(
+                f"--set {item}: not a list; put it in brackets, and names with other signs than letters in quotes, "
+                "as in \"['>50K','a, b']\""
+            ) from None
+        return text
+    if isinstance(value, str) and not is_text:  # YAML 1.1 reads 1e-4 as text
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+def declared_type(model: type[BaseModel], path: Iterable[str]) -> Any:
+    """What a setting is declared as in a model; None for a method's own, which depend on the method, and for unknown
+    ones."""
+    found: Any = model
+    for part in path:
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None
+        field = found.model_fields.get(part)
+        found = field.annotation if field else None
+    return found
+
+
+# --- names of earlier versions ------------------------------------------------------------------------------------
 
 
 # Of version 0.1.0. Removed settings stand with the value that did nothing.
