@@ -118,9 +118,9 @@ class FakeDisplay:
     def __init__(self) -> None:
         self.shown: list[str] = []
 
-    def display(self, content: str, display_id: bool) -> FakeDisplay:
+    def display(self, content: Any, display_id: bool) -> FakeDisplay:
         assert display_id
-        self.shown.append(content)
+        self.update(content)
         return self
 
     def update(self, content: Any) -> None:

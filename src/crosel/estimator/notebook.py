@@ -33,9 +33,11 @@ class NotebookConsole(Console):
     """
 
     def __init__(self) -> None:
+        from rich.text import Text
+
         super().__init__(quiet=True)
         self.live = True
-        self._handle: Any = importlib.import_module("IPython.display").display("starting", display_id=True)
+        self._handle: Any = importlib.import_module("IPython.display").display(Text("starting"), display_id=True)
         self._lines: list[str] = []
         self._rows: list[Row] = []
         self._progress_bar: RenderableType = ""
