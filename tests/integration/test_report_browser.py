@@ -12,7 +12,7 @@ from _browser import CONTRAST, CUT, Visit, axe_faults
 from _support import TinyRun, small_arrays
 
 from crosel.config import build_config
-from crosel.report import write_report
+from crosel.report import write_report, write_run_report
 from crosel.runs.folder import RunFolder
 from crosel.runs.pipeline import train_run
 from crosel.training.devices import pick_device
@@ -32,7 +32,7 @@ def pages(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         values={"source": str(folder / "f.npz"), "method": {"name": "proden"}},
         settings=("train.epochs=2", "network.name=mlp", "network.hidden=[8]"),
     )
-    train_run(config, folder / "features", pick_device("cpu"))
+    train_run(config, folder / "features", pick_device("cpu"), write_report=write_run_report)
     write_report([RunFolder(tiny_run.path), RunFolder(folder / "features")], folder / "both.html")
     return {
         "images": tiny_run.path / "report.html", "features": folder / "features" / "report.html",

@@ -50,7 +50,7 @@ def build_app(cards: Cards, log_path: Path, token: str) -> FastAPI:
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, token=token)
     app.state.cards, app.state.log = cards, review.log
-    for routes in (page_routes(), picture_routes(review), search_routes(review), decision_routes(review)):
+    for routes in (page_routes(), image_routes(review), search_routes(review), decision_routes(review)):
         app.include_router(routes)
     return app
 
@@ -115,7 +115,7 @@ def page_routes() -> APIRouter:
     return routes
 
 
-def picture_routes(review: Review) -> APIRouter:
+def image_routes(review: Review) -> APIRouter:
     routes, cards = APIRouter(), review.cards
     cache = {"cache-control": "private, max-age=86400, immutable"}  # the address contains the version of the data
 
@@ -123,11 +123,11 @@ def picture_routes(review: Review) -> APIRouter:
     async def image(row: Row) -> Response:
         review.check_row(row)
         if not cards.has_images:
-            raise HTTPException(404, "no pictures")
+            raise HTTPException(404, "no images")
         if cards.has_small_images:
-            content = cards.picture(row)
+            content = cards.png_of(row)
         else:
-            content = await run_in_threadpool(cards.picture, row)
+            content = await run_in_threadpool(cards.png_of, row)
         return Response(content, media_type="image/png", headers=cache)
 
     return routes

@@ -33,7 +33,7 @@ class Cards:
         self._selected = result.selected_words()
         self._search = Search(self.ids, result)
         # A method on the object would keep it alive in a shared cache.
-        self.picture = lru_cache(maxsize=2048)(self._encode)
+        self.png_of = lru_cache(maxsize=2048)(self._encode)
 
     @property
     def has_images(self) -> bool:

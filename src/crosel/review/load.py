@@ -57,10 +57,10 @@ def _inputs(config: RunConfig, examples: TrainingSet, notes: list[str]) -> NDArr
     try:
         x = training_inputs(config, examples)
     except (UserError, OSError):
-        notes.append("the training data have been moved or removed, so there are no pictures")
+        notes.append("the training data have been moved or removed, so there are no images")
         return None
     if x is None:
-        notes.append("the training data have changed since, so there are no pictures")
+        notes.append("the training data have changed since, so there are no images")
     return x
 
 
