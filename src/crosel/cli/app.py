@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from crosel.cli import bench, candidates, data, demo, eval, info, labels, predict, report, review, tables, train
+from crosel.cli import bench, candidates, data, demo, eval, export, info, labels, predict, report, review, tables, train
 from crosel.cli.process import run_app
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("predict")(predict.predict)
 app.command("labels")(labels.labels)
 app.command("candidates")(candidates.candidates)
 app.command("report")(report.report)
+app.command("export")(export.export)
 app.command("bench")(bench.bench)
 app.command("tables")(tables.tables)
 app.command("review")(review.review)

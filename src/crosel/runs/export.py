@@ -1,0 +1,171 @@
+"""A run's classifier as one file that needs no crosel: an ONNX model, or a program of `torch.export`.
+
+It takes inputs as crosel takes them (uint8 images [n, h, w, c] or float32 features [n, d]) and returns probabilities
+[n, k]: normalisation, all networks and the method's `combine` are inside, and a description (`DESCRIPTION`) in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import crosel
+from crosel.errors import UserError, choose_from
+from crosel.runs.folder import load_run
+from crosel.training.devices import compute_context
+from crosel.training.session import Session
+from crosel.training.trainer import predicted_probabilities
+from crosel.utils.files import atomic_write_with, new_folder, refuse_overwrite
+from crosel.utils.limits import one_line
+
+ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
+DESCRIPTION = "crosel.json"  # its name among the ONNX file's metadata, and among the .pt2 file's extra files
+_OPSET = 18  # of ONNX: the lowest that the exporters of all our versions of torch write
+_TOLERANCE = 1e-5
+
+
+def export_run(run: Path, to: str, out: Path, trust_code: bool = False) -> dict[str, Any]:
+    """Write the run's classifier to `out`, as an .onnx file (`to="onnx"`) or a .pt2 file (`to="torch"`).
+
+    Return the description that is in the file: class names, the form of the inputs, names of the features.
+    """
+    check_target(to, out)
+    session = load_run(run, torch.device("cpu"), trust_code, needs_data=False)
+    refuse_overwrite(out, session.config.source, session.config.data.inputs)
+    description = describe(session)
+    content = json.dumps(description, ensure_ascii=False)
+    with new_folder(out.parent), session.evaluating(), compute_context(session.config, session.device), _quiet():
+        program = traced(session, run)
+        if to == "onnx":
+            model = onnx_model(program, description["input"]["name"], content)
+            atomic_write_with(out, lambda stream: stream.write(model))
+        else:
+            atomic_write_with(out, lambda stream: _save_program(program, stream, content))
+    return description
+
+
+def check_target(to: str, out: Path) -> None:
+    """Refuse, before anything is read, what cannot be written."""
+    if to not in ENDINGS:
+        raise UserError(f"--to {to}: there is no such form{choose_from(to, ENDINGS)}")
+    if out.suffix.lower() != ENDINGS[to]:
+        raise UserError(f"{out}: --to {to} writes a {ENDINGS[to]} file; use this ending")
+    if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise UserError("--to onnx needs onnxscript, which is not installed: pip install 'crosel[onnx]'")
+
+
+def describe(session: Session) -> dict[str, Any]:
+    """What whoever gets the file has to know."""
+    data = session.data
+    if data.is_image:
+        channels, height, width = data.shape
+        taken = {"name": "images", "dtype": "uint8", "shape": ["n", height, width, channels]}
+    else:
+        taken = {"name": "features", "dtype": "float32", "shape": ["n", *data.shape]}
+        if data.columns is not None:
+            taken["columns"] = list(data.columns)
+    return {
+        "classes": list(data.classes), "input": taken, "method": session.method.name, "crosel": crosel.__version__,
+    }  # fmt: skip
+
+
+class _Classifier(nn.Module):
+    """Raw inputs -> probabilities. The method itself is no part of it: its tables are about the training set."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.networks, self.normalise = session.method.networks, session.normalise
+        self._outputs, self._combine = session.method.outputs, session.method.combine
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 4:
+            x = x.permute(0, 3, 1, 2)
+        return self._combine(self._outputs(self.normalise(x)))
+
+
+@torch.no_grad()
+def traced(session: Session, run: Path) -> ExportedProgram:
+    """The classifier as a graph for any number of examples, once it is known to predict as the run does."""
+    examples = sample_inputs(session, 5)
+    name = session.config.network.name
+    try:
+        # Of two examples: one would be taken for a size of its own.
+        program = torch.export.export(
+            _Classifier(session), (examples[:2],), dynamic_shapes=({0: Dim("n")},), strict=False
+        )
+        found = program.module()(examples)
+    except Exception as error:  # whatever a network does that cannot be traced, torch has an error of its own for it
+        raise UserError(
+            f"{run}: network '{name}' cannot be exported ({one_line(error)}); its forward must do the same steps for "
+            "any values and any number of examples"
+        ) from error
+    raw = examples.permute(0, 3, 1, 2).contiguous() if session.data.is_image else examples
+    expected = predicted_probabilities(session, raw.numpy())
+    if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE):
+        raise UserError(
+            f"{run}: network '{name}' predicts otherwise when exported; its forward must do the same steps for any "
+            "values and any number of examples, without random numbers"
+        )
+    for node in program.graph.nodes:  # names files of this machine
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+def sample_inputs(session: Session, n: int) -> Tensor:
+    """Inputs that look like those of training to the networks, as the exported classifier takes them."""
+    rng = np.random.default_rng(0)
+    if session.data.is_image:
+        channels, height, width = session.data.shape
+        return torch.from_numpy(rng.integers(0, 256, (n, height, width, channels), dtype=np.uint8))
+    noise = torch.from_numpy(rng.normal(size=(n, math.prod(session.data.shape))).astype(np.float32))
+    return session.normalise.mean + session.normalise.std * noise
+
+
+def onnx_model(program: ExportedProgram, name: str, description: str) -> bytes:
+    """The program as an ONNX model. What is noted in it about our code and this machine is left out."""
+    exported = torch.onnx.export(
+        program, dynamo=True, opset_version=_OPSET, input_names=[name], output_names=["probabilities"], verbose=False
+    )
+    assert exported is not None
+    model = exported.model_proto
+    graph = model.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("metadata_props")
+    own_name = graph.input[0].type.tensor_type.shape.dim[0].dim_param  # such as s77
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == own_name:
+                dim.dim_param = "n"
+    model.metadata_props.add(key=DESCRIPTION, value=description)
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
+def _save_program(program: ExportedProgram, stream: IO[bytes], description: str) -> None:
+    torch.export.save(program, stream, extra_files={DESCRIPTION: description})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says about its own exporters."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
