@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,14 @@ def test_it_runs_without_crosel(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert done.stdout == "(3, 10)\n", done.stderr
 
 
+def members(path: Path) -> dict[str, bytes]:
+    """Of a .pt2 file, what is in the archive, since torch 2.6 also writes the time; else all there is."""
+    if path.suffix != ".pt2":
+        return {"": path.read_bytes()}
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
 @pytest.mark.parametrize("to", READERS)
 def test_only_the_classifier_is_in_the_file(to: str, tiny_run: TinyRun, tmp_path: Path) -> None:
     """Neither the tables of the training set (candidate sets, labels) nor folders; and the same bytes each time."""
@@ -153,8 +162,9 @@ def test_only_the_classifier_is_in_the_file(to: str, tiny_run: TinyRun, tmp_path
         assert len(content) < weights + 20_000
     for place in (Path(export_module.__file__).parent, Path.home(), tmp_path, tiny_run.path):
         assert str(place).encode() not in content
+    before = members(tmp_path / file)
     export_run(tiny_run.path, to, tmp_path / file)
-    assert (tmp_path / file).read_bytes() == content
+    assert members(tmp_path / file) == before
     assert [path.name for path in tmp_path.iterdir()] == [file]
 
 
@@ -211,13 +221,13 @@ def make(classes, shape):
 
 
 @pytest.mark.parametrize(
-    ("step", "reason"),
+    ("step", "reason"),  # None: it can be exported
     [
         ("x = x / x.norm(dim=1, keepdim=True)", None),
-        ("x = x if x.mean() > 0 else 2 * x", "cannot be exported"),
+        ("x = x if x.mean() > 0 else 2 * x", "net_of_a_user.py, line 12); correct it there"),
         ("x = x / len(x) if len(x) < 5 else x", "cannot be exported"),
         ("x = torch.from_numpy(x.numpy())", "cannot be exported"),
-        ("x = x + torch.rand_like(x)", "predicts otherwise when exported"),
+        ("x = x + torch.rand_like(x)", "predicts something else once exported"),
     ],
 )
 def test_networks_of_ones_own(step: str, reason: str | None, own_network, tiny_run, tmp_path, crosel_cli) -> None:
@@ -235,5 +245,6 @@ def test_networks_of_ones_own(step: str, reason: str | None, own_network, tiny_r
         assert code == 0, said
         return
     assert (code, said.count("\n")) == (2, 1), said
-    assert said.startswith(f"crosel: run: network '{own_network}' {reason}")
+    assert said.startswith(f"crosel: run: network '{own_network}' ")
+    assert reason in said
     assert not Path("c.onnx").exists()

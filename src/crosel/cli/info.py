@@ -12,7 +12,7 @@ import crosel
 from crosel.utils.text import counted
 
 _NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "rich", "typer")
-_OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna")
+_OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", "optuna", "onnxscript")
 
 
 def info(

@@ -6,12 +6,14 @@ It takes inputs as crosel takes them (uint8 images [n, h, w, c] or float32 featu
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +25,7 @@ from torch.export import Dim, ExportedProgram
 
 import crosel
 from crosel.errors import UserError, choose_from
+from crosel.nn.networks import is_user_code, user_code_error
 from crosel.runs.folder import load_run
 from crosel.training.devices import compute_context
 from crosel.training.session import Session
@@ -34,6 +37,7 @@ ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
 DESCRIPTION = "crosel.json"  # its name among the ONNX file's metadata, and among the .pt2 file's extra files
 _OPSET = 18  # of ONNX: the lowest that the exporters of all our versions of torch write
 _TOLERANCE = 1e-5
+_RULE = "Its forward must take the same steps whatever the values and the number of examples, without random numbers"
 
 
 def export_run(run: Path, to: str, out: Path, trust_code: bool = False) -> dict[str, Any]:
@@ -46,10 +50,11 @@ def export_run(run: Path, to: str, out: Path, trust_code: bool = False) -> dict[
     refuse_overwrite(out, session.config.source, session.config.data.inputs)
     description = describe(session)
     content = json.dumps(description, ensure_ascii=False)
+    who = f"{run}: network '{session.config.network.name}'"
     with new_folder(out.parent), session.evaluating(), compute_context(session.config, session.device), _quiet():
-        program = traced(session, run)
+        program = traced(session, who)
         if to == "onnx":
-            model = onnx_model(program, description["input"]["name"], content)
+            model = onnx_model(program, who, description["input"]["name"], content)
             atomic_write_with(out, lambda stream: stream.write(model))
         else:
             atomic_write_with(out, lambda stream: _save_program(program, stream, content))
@@ -96,8 +101,9 @@ class _Classifier(nn.Module):
 
 
 @torch.no_grad()
-def traced(session: Session, run: Path) -> ExportedProgram:
-    """The classifier as a graph for any number of examples, once it is known to predict as the run does."""
+def traced(session: Session, who: str) -> ExportedProgram:
+    """The classifier as a graph for any number of examples, once it is known to predict as the run does; `who` is
+    named in errors."""
     examples = sample_inputs(session, 5)
     name = session.config.network.name
     try:
@@ -106,18 +112,13 @@ def traced(session: Session, run: Path) -> ExportedProgram:
             _Classifier(session), (examples[:2],), dynamic_shapes=({0: Dim("n")},), strict=False
         )
         found = program.module()(examples)
-    except Exception as error:  # whatever a network does that cannot be traced, torch has an error of its own for it
-        raise UserError(
-            f"{run}: network '{name}' cannot be exported ({one_line(error)}); its forward must do the same steps for "
-            "any values and any number of examples"
-        ) from error
+    except Exception as error:  # torch has many errors for what it cannot trace
+        told = user_code_error(name, error) if is_user_code(name) else ""
+        raise UserError(f"{who} cannot be exported: {told or one_line(error)}. {_RULE}") from error
     raw = examples.permute(0, 3, 1, 2).contiguous() if session.data.is_image else examples
     expected = predicted_probabilities(session, raw.numpy())
     if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE):
-        raise UserError(
-            f"{run}: network '{name}' predicts otherwise when exported; its forward must do the same steps for any "
-            "values and any number of examples, without random numbers"
-        )
+        raise UserError(f"{who} predicts something else once exported. {_RULE}")
     for node in program.graph.nodes:  # names files of this machine
         node.meta.pop("stack_trace", None)
     return program
@@ -133,13 +134,21 @@ def sample_inputs(session: Session, n: int) -> Tensor:
     return session.normalise.mean + session.normalise.std * noise
 
 
-def onnx_model(program: ExportedProgram, name: str, description: str) -> bytes:
+def onnx_model(program: ExportedProgram, who: str, name: str, description: str) -> bytes:
     """The program as an ONNX model. What is noted in it about our code and this machine is left out."""
-    exported = torch.onnx.export(
-        program, dynamo=True, opset_version=_OPSET, input_names=[name], output_names=["probabilities"], verbose=False
-    )
-    assert exported is not None
-    model = exported.model_proto
+    try:
+        exported = torch.onnx.export(
+            program, dynamo=True, opset_version=_OPSET, input_names=[name], output_names=["probabilities"],
+            verbose=False,
+        )  # fmt: skip
+        assert exported is not None
+        model = exported.model_proto
+    except Exception as error:  # of many kinds, also where the two packages do not fit each other
+        cause = innermost_cause(error)
+        raise UserError(
+            f"{who} cannot be written as ONNX by torch {torch.__version__} and onnxscript {version('onnxscript')} "
+            f"({type(cause).__name__}: {one_line(cause)}); update both, or use --to torch"
+        ) from error
     graph = model.graph
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
@@ -153,19 +162,24 @@ def onnx_model(program: ExportedProgram, name: str, description: str) -> bytes:
     return content
 
 
+def innermost_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _save_program(program: ExportedProgram, stream: IO[bytes], description: str) -> None:
     torch.export.save(program, stream, extra_files={DESCRIPTION: description})
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says about its own exporters."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what torch says about its exporters, in warnings, log lines and prints; errors say what matters."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logging.disable(before)
