@@ -40,11 +40,12 @@ _TOLERANCE = 1e-5
 _RULE = "Its forward must take the same steps whatever the values and the number of examples, without random numbers"
 
 
-def export_run(run: Path, to: str, out: Path, trust_code: bool = False) -> dict[str, Any]:
+def export_run(run: Path | str, to: str, out: Path | str, trust_code: bool = False) -> dict[str, Any]:
     """Write the run's classifier to `out`, as an .onnx file (`to="onnx"`) or a .pt2 file (`to="torch"`).
 
     Return the description that is in the file: class names, the form of the inputs, names of the features.
     """
+    run, out = Path(run), Path(out)
     check_target(to, out)
     session = load_run(run, torch.device("cpu"), trust_code, needs_data=False)
     refuse_overwrite(out, session.config.source, session.config.data.inputs)
