@@ -17,8 +17,8 @@ def export(
     trust_code: Trust = False,
 ) -> None:
     """Write the classifier to one file that runs without crosel. Normalisation and class names are inside."""
-    from crosel.errors import counted
     from crosel.runs.export import export_run
+    from crosel.utils.text import counted
 
     description = export_run(run, to, out, trust_code)
     taken, classes = description["input"], description["classes"]

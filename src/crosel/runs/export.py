@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import crosel
-from crosel.errors import UserError, choose_from
+from crosel.errors import UserError
 from crosel.nn.networks import is_user_code, user_code_error
 from crosel.runs.folder import load_run
 from crosel.training.devices import compute_context
 from crosel.training.session import Session
 from crosel.training.trainer import predicted_probabilities
 from crosel.utils.files import atomic_write_with, new_folder, refuse_overwrite
-from crosel.utils.limits import one_line
+from crosel.utils.text import choose_from, one_line
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
 DESCRIPTION = "crosel.json"  # its name among the ONNX file's metadata, and among the .pt2 file's extra files
