@@ -144,14 +144,14 @@ def build_config(
 
 
 # A linear head on embeddings: chosen on held-out training images (docs/photographs.md).
-_ON_A_BACKBONE = {"train": {"lr": 0.01, "weight_decay": 0.1}}
+HEAD_SETTINGS = {"lr": 0.01, "weight_decay": 0.1}
 
 
 def _with_backbone_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     """Other defaults where a pretrained backbone is the network; what anybody has set stays."""
     network = tree.get("network")
     name = network.get("name") if isinstance(network, Mapping) else None
-    return merge(_ON_A_BACKBONE, tree) if isinstance(name, str) and is_backbone(name) else tree
+    return merge({"train": HEAD_SETTINGS}, tree) if isinstance(name, str) and is_backbone(name) else tree
 
 
 def _epochs(tree: Mapping[str, Any]) -> int | None:

@@ -308,3 +308,14 @@ def image_or_line(path: Path) -> str:
     except UserError as error:
         return str(error)
     return "image"
+
+
+@pytest.mark.parametrize(("resize", "sides"), [("crop", 0), ("stretch", 255)])
+def test_a_wide_image_is_cut_or_stretched(resize, sides, tmp_path):
+    """Black in the middle, white on both sides: a third each."""
+    pixels = np.full((10, 30, 3), 255, np.uint8)
+    pixels[:, 10:20] = 0
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    found = decode(tmp_path / "wide.png", DataSettings(image_size=9, resize=resize))
+    np.testing.assert_allclose(found[:, [0, -1]].astype(int), sides, atol=20)
+    assert not found[:, 4].any()

@@ -52,7 +52,7 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> type[Passes]:
 
     Passes.count = 0
     fake: Any = types.ModuleType("timm")
-    fake.list_models = lambda pretrained=False: ["tiny_net", "offline"]
+    fake.list_models = lambda pretrained=False: ["tiny_net", "offline", "tf_efficientnet_lite0"]
     fake.create_model = create_model
     fake.data = types.SimpleNamespace(resolve_model_data_config=lambda model: CONFIG)
     monkeypatch.setitem(sys.modules, "timm", fake)
@@ -144,6 +144,37 @@ def test_wrong_names_and_weights_are_one_line(tmp_path: Path, timm: type[Passes]
     one_line(lambda: open_backbone("timm/tiny_net", str(tmp_path / "other.pt")), "has shape|there is no tensor")
     (tmp_path / "text.safetensors").write_text("not tensors")
     one_line(lambda: open_backbone("timm/tiny_net", str(tmp_path / "text.safetensors")), "not a file of tensors")
+
+
+def test_photographs_are_learnt_from_on_a_backbone(
+    photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]
+) -> None:
+    run, settings = tmp_path / "run", ("--method", "cc", "--set", "train.epochs=3", "--set", "train.lr=0.02")
+    result = crosel_cli("train", photos / "list.csv", *settings, "--out", run)
+    assert result.code == 0, result.err
+    assert "images of 120 x 90 pixels: learning on timm/tf_efficientnet_lite0.in1k" in result.err
+    config = (run / "config.yaml").read_text()
+    assert "name: timm/tf_efficientnet_lite0.in1k" in config
+    assert "weight_decay: 0.1\n" in config
+    assert "lr: 0.02\n" in config
+    again = crosel_cli("train", photos / "list.csv", *settings, "--out", run, "--resume")
+    assert again.code == 0, again.err
+    small = crosel_cli(
+        "train", photos / "list.csv", *settings, "--set", "data.image_size=8", "--out", tmp_path / "small"
+    )
+    assert small.code == 0, small.err
+    assert "name: small-cnn" in (tmp_path / "small" / "config.yaml").read_text()
+
+
+def test_without_the_extra_a_line_says_what_photographs_lose(
+    photos: Path, tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crosel.training.build.installed", lambda kind: False)
+    settings = ("--method", "cc", "--set", "train.epochs=1", "--set", "network.name=auto")
+    result = crosel_cli("train", photos / "list.csv", *settings, "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert "120 x 90 pixels are reduced to 32 x 32 and learnt from scratch" in result.err
+    assert "pip install 'crosel[photos]'" in result.err
 
 
 class Bomb:

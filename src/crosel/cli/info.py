@@ -35,6 +35,7 @@ def info_lines() -> list[str]:
 
     from crosel.methods import methods
     from crosel.methods.base import broken_methods
+    from crosel.nn.backbones import EXTRAS, SUGGESTED, installed
     from crosel.presets import presets
 
     lines = [
@@ -50,6 +51,10 @@ def info_lines() -> list[str]:
         lines.append(f"no CUDA device; {counted(torch.get_num_threads(), 'CPU thread')}")
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
     lines += [f"  {name:<8} {why}" for name, why in broken_methods().items()]
+    lines += ["", "pretrained backbones (any of timm and sentence-transformers; parameters in millions):"]
+    for kind, extra in EXTRAS.items():
+        missing = "" if installed(kind) else f"  (first: pip install 'crosel[{extra[1]}]')"
+        lines += [f"  {name:<48} {size:>4}  {what}{missing}" for name, size, what in SUGGESTED if name.startswith(kind)]
     return [*lines, "", "presets:", *(f"  {name:<26} {preset.title}" for name, preset in presets().items())]
 
 

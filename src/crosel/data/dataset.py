@@ -38,7 +38,7 @@ class Dataset:
     scores: NDArray[np.float32] | None = None  # [n, k]: a model's, of any scale
     weights: NDArray[np.float32] | None = None  # [n, k]: 0 outside the candidate set
     columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
-    embedded_by: str | None = None  # the digest of the backbone whose embeddings the features are
+    embedded_by: tuple[str, str] | None = None  # name and digest of the backbone whose embeddings the features are
     notes: tuple[str, ...] = ()  # what the reader left out, and why, for people to read
 
     @property

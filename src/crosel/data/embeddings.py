@@ -52,6 +52,9 @@ def content_digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
+ChooseEncoder = Callable[[Sequence[Path]], Encoder | None]  # by image files
+
+
 class EmbeddingStore:
     """Rows by content digest, on disk if the folder can be written to, else in memory for this run."""
 
@@ -121,9 +124,22 @@ def _append(handle: int, data: bytes) -> None:
 class Embedder:
     """Embeds what readers find: each example once, whatever file it comes from."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
+    def __init__(self, encoder: Encoder | ChooseEncoder) -> None:
+        """`encoder` may be a function that chooses one by the images that are found, or none."""
+        self._encoder = None if callable(encoder) else encoder
+        self._choose = encoder if callable(encoder) else None
         self.used = False
+
+    @property
+    def encoder(self) -> Encoder:
+        assert self._encoder is not None
+        return self._encoder
+
+    def takes_files(self, paths: Sequence[Path]) -> bool:
+        """Whether image files are to be embedded, and not decoded."""
+        if self._encoder is None and self._choose is not None and paths:
+            self._encoder, self._choose = self._choose(paths), None
+        return self._encoder is not None
 
     def embed(
         self,

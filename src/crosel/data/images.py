@@ -62,7 +62,10 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
 
     def resized(image: Any) -> NDArray[np.uint8]:
         if image.size != (side, side):
-            image = image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+            short, (width, height) = min(image.size), image.size
+            left, top = (width - short) / 2, (height - short) / 2
+            box = (left, top, left + short, top + short) if settings.resize == "crop" else None
+            image = image.resize((side, side), Image.Resampling.BILINEAR, box, reducing_gap=2.0)
         return np.array(image, dtype=np.uint8).reshape(side, side, -1)
 
     _check_regular(path)
@@ -146,7 +149,7 @@ def _decode_or_recall(
     progress: OnImages | None,
     to_the_end: bool,
 ) -> tuple[NDArray[Any], dict[int, str]]:
-    if settings.embedder is not None:
+    if settings.embedder is not None and settings.embedder.takes_files(paths):
         beside = cache_beside if settings.cache else None
         embeddings, failed = embed_images(paths, settings.embedder, beside, progress, to_the_end)
         return embeddings, _told(failed, paths, places)
@@ -162,6 +165,17 @@ def _decode_or_recall(
     if cache is not None and complete and (found is None or len(failed) < len(rows)):
         cache.write(out, sorted(failed))
     return out.transpose(0, 2, 3, 1), _told(failed, paths, places)
+
+
+def typical_size(paths: Sequence[Path]) -> tuple[int, int]:
+    """Width and height of the image in the middle of a few, by their short sides; (0, 0) where none can be read."""
+    sizes = []
+    for path in paths[:: max(1, len(paths) // 9)]:
+        with contextlib.suppress(ValueError, OSError, Image.DecompressionBombError):
+            _check_regular(path)
+            with Image.open(path) as image:
+                sizes.append(image.size)
+    return sorted(sizes, key=min)[len(sizes) // 2] if sizes else (0, 0)
 
 
 def embed_images(
@@ -264,7 +278,8 @@ class _ImageCache:
     """
 
     def __init__(self, beside: Path, paths: Sequence[Path], settings: DataSettings) -> None:
-        digest = hashlib.sha256(f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode}".encode())
+        key = f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode} {settings.resize}"
+        digest = hashlib.sha256(key.encode())
         for path in paths:
             try:
                 found = os.stat(path)

@@ -24,6 +24,9 @@ class DataSettings(Settings):
     image_size: int = Field(
         32, ge=1, le=MAX_SIDE, description="height and width to which images are resized, in pixels"
     )
+    resize: Literal["crop", "stretch"] = Field(
+        "crop", description="image files that are not square: cut out the middle, or stretch all of it"
+    )
     image_mode: Literal["RGB", "L"] = Field("RGB", description="RGB for colour, L for greyscale")
     image_root: str | None = Field(
         None, description="folder that image paths are relative to; default: the folder of the file"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from crosel.data.dataset import Dataset, hold_out
-from crosel.data.embeddings import Embedder, Encoder
+from crosel.data.embeddings import ChooseEncoder, Embedder, Encoder
 from crosel.data.formats import Chunk, Format, InputSpec, find_format, published_formats
 from crosel.data.images import embed_arrays
 from crosel.data.inputs import Inputs
@@ -24,11 +24,11 @@ def load(
     data_dir: Path | None = None,
     settings: DataSettings | None = None,
     progress: OnImages | None = None,
-    encoder: Encoder | None = None,
+    encoder: Encoder | ChooseEncoder | None = None,
 ) -> Dataset:
     """Read a named dataset, a file or a folder. Bad input raises UserError, never anything else.
 
-    With an `encoder` the inputs are its embeddings of the images or texts.
+    With an `encoder` the inputs are its embeddings of the images or texts; a function may choose it by the image files.
     """
     embedder = Embedder(encoder) if encoder is not None else None
     settings = (settings or DataSettings()).embedding(embedder)
@@ -42,7 +42,7 @@ def load(
         else:
             path = Path(source)
             data = _format_of(path).read(path, settings, progress)
-        if embedder is not None:
+        if embedder is not None and (embedder.used or not callable(encoder)):
             data = _embedded(data, embedder, source, settings, progress)
         if not settings.own_test:
             data = replace(data, x_test=None, y_test=None)
@@ -68,7 +68,7 @@ def _embedded(
         x = embed_arrays(data.x, embedder, beside, progress)
         test = None if data.x_test is None else embed_arrays(data.x_test, embedder, beside, progress)
         data = replace(data, x=x, x_test=test, mean=None, std=None)
-    return replace(data, embedded_by=encoder.digest)
+    return replace(data, embedded_by=(encoder.name, encoder.digest))
 
 
 def settings_to_evaluate(source: str, data_dir: Path | None, settings: DataSettings, spec: InputSpec) -> DataSettings:

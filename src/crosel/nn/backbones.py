@@ -8,9 +8,10 @@ from timm or sentence-transformers, or from a file with tensors alone (`network.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,12 @@ SUGGESTED = (
     ("text/all-MiniLM-L6-v2", 23, "short English texts, on a CPU"),
     ("text/paraphrase-multilingual-MiniLM-L12-v2", 118, "texts in fifty languages"),
 )
-_EXTRAS = {"timm": ("timm", "photos"), "text": ("sentence_transformers", "text")}
+EXTRAS = {"timm": ("timm", "photos"), "text": ("sentence_transformers", "text")}
 
 
 def is_backbone(name: str) -> bool:
     """Whether a network's name stands for a pretrained backbone."""
-    return name.partition("/")[0] in _EXTRAS and "/" in name
+    return name.partition("/")[0] in EXTRAS and "/" in name
 
 
 class ImageBackbone:
@@ -133,11 +134,12 @@ def open_backbone(name: str, weights: str | None = None, device: torch.device | 
 
 def installed(kind: str) -> bool:
     """Whether backbones of a kind (`timm`, `text`) can be used here."""
-    return importlib.util.find_spec(_EXTRAS[kind][0]) is not None
+    module = EXTRAS[kind][0]
+    return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
 def _library(name: str, kind: str) -> Any:
-    module, extra = _EXTRAS[kind]
+    module, extra = EXTRAS[kind]
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -25,7 +25,7 @@ from crosel.errors import UserError
 from crosel.runs.recorder import read_metrics, write_metrics
 from crosel.runs.result import TrainingSet
 from crosel.training import checkpoint
-from crosel.training.build import build_session, open_encoder
+from crosel.training.build import build_session, choose_encoder
 from crosel.training.callbacks import Row
 from crosel.training.session import Session
 from crosel.utils.files import (
@@ -50,6 +50,14 @@ FREE_TO_CHANGE = {
 }  # fmt: skip
 # What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
+
+
+def _check_saved(tree: Mapping[str, Any], place: str, removed: Removed) -> RunConfig:
+    """The settings that a run has saved. Those of version 0.1.0 do not say that images were stretched."""
+    data = tree.get("data")
+    if isinstance(data, Mapping) and "resize" not in data:
+        tree = {**tree, "data": {**data, "resize": "stretch"}}
+    return check_config(tree, place, removed)
 
 
 class RunFolder:
@@ -112,14 +120,14 @@ class RunFolder:
                 such_as = f"; it contains runs, such as {min(inside).parent}" if inside else ""
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
-            return check_config(read_yaml(self / "config.yaml"), f"{self / 'config.yaml'}: ", removed), False
+            return _check_saved(read_yaml(self / "config.yaml"), f"{self / 'config.yaml'}: ", removed), False
         except RemovedSettingError:
             raise
         except UserError:
             found = checkpoint.load_newest(self.checkpoints).checkpoint
             if found is None or not isinstance(found.state.get("config"), dict):
                 raise
-            return check_config(found.state["config"], f"{self.checkpoints}: ", removed), True
+            return _check_saved(found.state["config"], f"{self.checkpoints}: ", removed), True
 
     def update_config(self, config: RunConfig) -> None:
         """Save the settings of a resumed run; refuse those that must not change."""
@@ -190,7 +198,7 @@ class RunFolder:
         """config.yaml may have been edited or damaged since the checkpoint was written."""
         if not isinstance(state.get("config"), dict):
             return
-        old = check_config(state["config"], f"{self.checkpoints}: ", "ignore")  # perhaps of an earlier version
+        old = _check_saved(state["config"], f"{self.checkpoints}: ", "ignore")  # perhaps of an earlier version
         refuse_changes(old, config, f"{self / 'config.yaml'} has changed since the run started", "change it back")
 
     # --- the end ----------------------------------------------------------------------------------------------
@@ -241,7 +249,7 @@ def load_run(
 
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """Load the data that a config names; `data_dir` is where else to look for a file that has moved."""
-    return load(config.source, data_dir or config.data_folder, config.data, progress, open_encoder(config))
+    return load(config.source, data_dir or config.data_folder, config.data, progress, choose_encoder(config))
 
 
 def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | None = None) -> NDArray[Any] | None:

@@ -50,7 +50,10 @@ def predict_file(
             more = [f"{word}_{rank}" for rank in range(2, top + 1) for word in ("label", "confidence")]
             stream.write(csv_line(["id", "label", "confidence", *more]))
         data, root = session.data, session.config.data.image_root
-        spec = InputSpec(data.shape, data.columns, Path(root) if root else None, open_encoder(session.config, device))
+        spec = InputSpec(
+            data.shape, data.columns, Path(root) if root else None, session.config.data.resize,
+            open_encoder(session.config, device),
+        )  # fmt: skip
         for chunk in open_inputs(source, spec):
             for name, pairs in _predictions(session, chunk, top):
                 stream.write(line(name, pairs))

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from types import CodeType
 
 import torch
 
 from crosel.augment import make_views
-from crosel.config import RunConfig
+from crosel.config import HEAD_SETTINGS, RunConfig
 from crosel.data.dataset import Dataset
+from crosel.data.embeddings import ChooseEncoder
+from crosel.data.images import typical_size
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
-from crosel.nn.backbones import Backbone, is_backbone, open_backbone
-from crosel.nn.networks import NetworkFactory, is_user_code, network_factory, network_name, user_code_error
+from crosel.nn.backbones import SUGGESTED, Backbone, installed, is_backbone, open_backbone
+from crosel.nn.networks import (
+    NetworkFactory,
+    NetworkSettings,
+    is_user_code,
+    network_factory,
+    network_name,
+    user_code_error,
+)
 from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.devices import inputs_stay_on_host
@@ -23,6 +35,8 @@ from crosel.training.session import Session
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.out_of_memory import is_out_of_memory
 from crosel.utils.text import one_line
+
+logger = logging.getLogger(__name__)
 
 
 def resolve(config: RunConfig, data: Dataset) -> RunConfig:
@@ -32,11 +46,46 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
         augment = augment.model_copy(update={"flip": data.flips})
     if "augment.cutout_fill" in left and data.is_image:
         augment = augment.model_copy(update={"cutout_fill": middle_grey(data.brightest)})
-    if "network.name" in left:
+    if "network.name" in left and data.embedded_by is None:
         network = network.model_copy(update={"name": network_name(network, data.shape)})
-    if "network.digest" in left and data.embedded_by is not None:
-        network = network.model_copy(update={"digest": data.embedded_by})
-    return config.model_copy(update={"augment": augment, "network": network})
+    train = config.train
+    if data.embedded_by is not None:
+        name, digest = data.embedded_by
+        if "network.name" in left:  # photographs chose it: with settings of a head, where nobody has given others
+            given = network.model_dump(include=network.model_fields_set)
+            network = NetworkSettings.model_validate({**given, "name": name})
+            train = train.model_copy(update={k: v for k, v in HEAD_SETTINGS.items() if k not in train.model_fields_set})
+        network = network.model_copy(update={"digest": digest})
+    return config.model_copy(update={"augment": augment, "network": network, "train": train})
+
+
+PHOTOGRAPH = 64  # image files with more pixels than this on their short side are learnt from on a backbone
+
+
+def choose_encoder(config: RunConfig, device: torch.device | None = None) -> Backbone | ChooseEncoder | None:
+    """What turns inputs into embeddings: the run's backbone; for `auto`, one for photographs, where they can be had."""
+    if config.network.name != "auto" or "image_size" in config.data.model_fields_set:
+        return open_encoder(config, device)
+
+    def choose(paths: Sequence[Path]) -> Backbone | None:
+        width, height = typical_size(paths)
+        if min(width, height) <= PHOTOGRAPH:
+            return None
+        side = config.data.image_size
+        reduced = f"images of {width} x {height} pixels are reduced to {side} x {side} and learnt from scratch"
+        if not installed("timm"):
+            logger.warning(f"{reduced}; a pretrained backbone does better: pip install 'crosel[photos]'")
+            return None
+        try:
+            backbone = open_backbone(SUGGESTED[0][0], None, device)
+        except UserError as error:
+            logger.warning(f"{reduced}, since {error}")
+            return None
+        scratch = f"--set data.image_size={side}"
+        logger.info(f"images of {width} x {height} pixels: learning on {backbone.name}; from scratch: {scratch}")
+        return backbone
+
+    return choose
 
 
 def open_encoder(config: RunConfig, device: torch.device | None = None) -> Backbone | None:
@@ -58,6 +107,7 @@ def filled_from_data(config: RunConfig) -> set[str]:
     given = {
         **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
         "network.name": config.network.name != "auto",
+        **{f"train.{n}": config.network.name != "auto" or n in config.train.model_fields_set for n in HEAD_SETTINGS},
         "network.digest": config.network.digest is not None or not is_backbone(config.network.name),
     }
     return {name for name, is_given in given.items() if not is_given}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from crosel.data.dataset import Array, Dataset, as_inputs
 from crosel.data.embeddings import Embedder, Encoder
@@ -37,6 +38,7 @@ class InputSpec:
     shape: tuple[int, ...]
     columns: Sequence[str] | None = None  # names of the features, where they are known
     image_root: Path | None = None  # where the run's own image paths start from, unless beside their list
+    resize: Literal["crop", "stretch"] = "crop"  # as the run's own images
     encoder: Encoder | None = None  # of a run that was trained on the embeddings of its images
 
     @property
@@ -63,7 +65,8 @@ class InputSpec:
                 f"{path}: the run was trained on images of shape {self.shape}; only square images with 1 or 3 channels "
                 "can be read from image files. Give an npz file with x"
             )
-        return DataSettings(image_size=height, image_mode="RGB" if channels == 3 else "L", cache=False)
+        mode: Literal["RGB", "L"] = "RGB" if channels == 3 else "L"
+        return DataSettings(image_size=height, image_mode=mode, resize=self.resize, cache=False)
 
     def check_shape(self, shape: tuple[int, ...], path: Path) -> None:
         if shape != self.shape and not (self.encoder is not None and len(shape) == 3):
