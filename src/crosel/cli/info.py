@@ -52,8 +52,8 @@ def info_lines() -> list[str]:
     lines += ["", "methods:", *(f"  {name:<8} {m.paper}" for name, m in methods().items())]
     lines += [f"  {name:<8} {why}" for name, why in broken_methods().items()]
     lines += ["", "pretrained backbones (any of timm and sentence-transformers; parameters in millions):"]
-    for kind, extra in EXTRAS.items():
-        missing = "" if installed(kind) else f"  (first: pip install 'crosel[{extra[1]}]')"
+    for kind, (_, command) in EXTRAS.items():
+        missing = "" if installed(kind) else f"  (first: {command})"
         lines += [f"  {name:<48} {size:>4}  {what}{missing}" for name, size, what in SUGGESTED if name.startswith(kind)]
     return [*lines, "", "presets:", *(f"  {name:<26} {preset.title}" for name, preset in presets().items())]
 

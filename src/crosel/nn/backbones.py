@@ -34,7 +34,10 @@ SUGGESTED = (
     ("text/all-MiniLM-L6-v2", 23, "short English texts, on a CPU"),
     ("text/paraphrase-multilingual-MiniLM-L12-v2", 118, "texts in fifty languages"),
 )
-EXTRAS = {"timm": ("timm", "photos"), "text": ("sentence_transformers", "text")}
+EXTRAS = {
+    "timm": ("timm", "pip install 'crosel[photos]'"),
+    "text": ("sentence_transformers", "pip install 'crosel[text]'"),
+}
 
 
 def is_backbone(name: str) -> bool:
@@ -139,12 +142,12 @@ def installed(kind: str) -> bool:
 
 
 def _library(name: str, kind: str) -> Any:
-    module, extra = EXTRAS[kind]
+    module, command = EXTRAS[kind]
     try:
         return importlib.import_module(module)
     except ImportError as error:
         if error.name == module:
-            raise UserError(f"network '{name}' needs another package: pip install 'crosel[{extra}]'") from None
+            raise UserError(f"network '{name}' needs another package: {command}") from None
         raise UserError(
             f"network '{name}': {module} cannot be imported ({one_line(error)}); install it again"
         ) from None
