@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import sys
 import types
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch import nn
 from crosel.errors import UserError
 from crosel.nn import backbones
 from crosel.nn.backbones import ImageBackbone, open_backbone, read_tensors
+from crosel.review.load import load_cards
 
 CONFIG = {
     "input_size": (3, 24, 24), "crop_pct": 0.75, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.25,) * 3,
@@ -97,6 +99,22 @@ def test_from_photographs_to_labels(photos: Path, tmp_path: Path, crosel_cli: Cr
     evaluated = crosel_cli("eval", run, source)
     assert evaluated.code == 0, evaluated.err
     assert "test_accuracy  1.0000" in evaluated.out
+
+
+def test_people_see_the_photographs(photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:
+    """The network has seen embeddings; report and review page show the files, each beside its own label."""
+    run = tmp_path / "run"
+    settings = (*SETTINGS[:4], "--set", "data.test_share=0.3", "--set", "data.split_seed=4")
+    assert crosel_cli("train", photos / "list.csv", *settings, "--method", "proden", "--out", run).code == 0
+    assert '<img class="thumb"' in (run / "report.html").read_text(encoding="utf-8")
+    cards = load_cards(run)
+    assert cards.has_images
+    for row, name in enumerate(cards.ids):
+        shown = np.asarray(Image.open(io.BytesIO(cards.png_of(row))))
+        assert shown.shape == (90, 120, 3)
+        assert shown.mean(axis=(0, 1)).argmax() == int(name.removesuffix(".jpg")) % 3
+    (photos / cards.ids[0]).unlink()
+    assert load_cards(run).notes  # the data are no longer those of the run
 
 
 def test_a_killed_embedding_goes_on(

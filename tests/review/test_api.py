@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from crosel import UserError
+from crosel.report.html import reduced
 from crosel.review import load as load_module
 from crosel.review import serve_review
-from crosel.review.cards import KEYS, Cards, reduced
+from crosel.review.cards import KEYS, SIDE, Cards
 from crosel.review.guard import MAX_BODY
 from crosel.review.load import load_cards
 from crosel.review.search import STATES, Query, Sort
@@ -189,7 +190,7 @@ def test_pictures_are_png_and_may_be_cached(client: TestClient) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 128, 128), (3, 300, 200), (1, 5000, 3), (3, 2, 900), (3, 129, 129)])
 def test_large_pictures_are_reduced(shape: tuple[int, ...]) -> None:
-    small = reduced(np.full(shape, 200, np.uint8))
+    small = reduced(np.full(shape, 200, np.uint8), SIDE)
     assert max(small.shape) <= 128
     assert min(small.shape) >= 1
     assert (small == 200).all()

@@ -39,6 +39,7 @@ class Dataset:
     weights: NDArray[np.float32] | None = None  # [n, k]: 0 outside the candidate set
     columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
     embedded_by: tuple[str, str] | None = None  # name and digest of the backbone whose embeddings the features are
+    originals: Any = None  # what the embeddings were made of, for people to look at: images [n, c, h, w] or their files
     notes: tuple[str, ...] = ()  # what the reader left out, and why, for people to read
 
     @property
@@ -299,4 +300,8 @@ def only_rows(data: Dataset, rows: Array) -> Dataset:
     """The data with some of its training examples; the test set is left alone."""
     tables = {name: getattr(data, name) for name in ("candidates", "votes", "scores", "weights", "y")}
     kept: dict[str, Any] = {name: None if table is None else table[rows] for name, table in tables.items()}
+    if data.originals is not None:
+        kept["originals"] = (
+            data.originals[rows] if isinstance(data.originals, np.ndarray) else data.originals.take(rows)
+        )
     return replace(data, x=data.x[rows], ids=tuple(data.example_id(int(row)) for row in rows), **kept)

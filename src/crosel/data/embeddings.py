@@ -129,6 +129,15 @@ class Embedder:
         self._encoder = None if callable(encoder) else encoder
         self._choose = encoder if callable(encoder) else None
         self.used = False
+        self._origin: dict[bytes, Any] = {}  # of an embedding, by its digest
+
+    def remember(self, rows: NDArray[np.float32], origins: Sequence[Any]) -> None:
+        """Keep in mind what was embedded, so that people can be shown it."""
+        self._origin.update({content_digest(row.tobytes()): origin for row, origin in zip(rows, origins, strict=True)})
+
+    def origins(self, rows: NDArray[np.float32]) -> list[Any]:
+        """What these rows are the embeddings of, whatever order readers have brought them into; None where unknown."""
+        return [self._origin.get(content_digest(row.tobytes())) for row in rows]
 
     @property
     def encoder(self) -> Encoder:

@@ -30,6 +30,7 @@ from crosel.utils.system import workers
 from crosel.utils.text import has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+THUMBNAIL = 256  # pixels of the longer side of an image that people look at
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _CACHE = ".crosel-cache"
 _CACHE_VERSION = 3  # raise it when the same files give other pixels, or the cache is written in another way
@@ -167,6 +168,38 @@ def _decode_or_recall(
     return out.transpose(0, 2, 3, 1), _told(failed, paths, places)
 
 
+class ImageFiles:
+    """Images that stay in their files: they are decoded when they are looked at, small and in their own aspect."""
+
+    ndim = 4  # as the arrays of images that it stands for
+
+    def __init__(self, paths: Sequence[Path | None]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> ImageFiles:
+        return ImageFiles([self.paths[int(row)] for row in rows])
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        """Pixels [3, h, w]; a grey square for a file that is gone or can no longer be read."""
+        path = self.paths[row]
+        try:
+            if path is not None:
+                _check_regular(path)
+                return _opened(path, "RGB", THUMBNAIL, _thumbnail)
+        except (ValueError, OSError):
+            pass
+        return np.full((3, 32, 32), 127, np.uint8)
+
+
+def _thumbnail(image: Any) -> NDArray[np.uint8]:
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    pixels: NDArray[np.uint8] = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+    return pixels
+
+
 def typical_size(paths: Sequence[Path]) -> tuple[int, int]:
     """Width and height of the image in the middle of a few, by their short sides; (0, 0) where none can be read."""
     sizes = []
@@ -192,7 +225,9 @@ def embed_images(
         return _opened(io.BytesIO(content), "RGB", side, embedder.encoder.prepare)
 
     Image.init()
-    return embedder.embed(len(paths), read, prepare, cache_beside, progress, to_the_end)
+    found, failed = embedder.embed(len(paths), read, prepare, cache_beside, progress, to_the_end)
+    embedder.remember(found, paths)
+    return found, failed
 
 
 def embed_arrays(

@@ -10,7 +10,7 @@ from pathlib import Path
 from crosel.data.dataset import Dataset, hold_out
 from crosel.data.embeddings import ChooseEncoder, Embedder, Encoder
 from crosel.data.formats import Chunk, Format, InputSpec, find_format, published_formats
-from crosel.data.images import embed_arrays
+from crosel.data.images import ImageFiles, embed_arrays
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
@@ -67,8 +67,11 @@ def _embedded(
         beside = Path(source) if settings.cache and source not in published_formats() else None
         x = embed_arrays(data.x, embedder, beside, progress)
         test = None if data.x_test is None else embed_arrays(data.x_test, embedder, beside, progress)
-        data = replace(data, x=x, x_test=test, mean=None, std=None)
-    return replace(data, embedded_by=(encoder.name, encoder.digest))
+        return replace(
+            data, x=x, x_test=test, mean=None, std=None, originals=data.x, embedded_by=(encoder.name, encoder.digest)
+        )
+    files = ImageFiles(embedder.origins(data.x))
+    return replace(data, originals=files, embedded_by=(encoder.name, encoder.digest))
 
 
 def settings_to_evaluate(source: str, data_dir: Path | None, settings: DataSettings, spec: InputSpec) -> DataSettings:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.html import png
+from crosel.report.html import png, reduced
 from crosel.review.search import Answer, Query, Search
 from crosel.runs.decisions import Decisions
 from crosel.runs.labels import FLAGS
@@ -115,21 +115,7 @@ class Cards:
 
     def _encode(self, row: int) -> bytes:
         assert self.x is not None
-        return png(reduced(np.asarray(self.x[row], np.uint8)))
-
-
-def reduced(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """At most SIDE pixels per side, by the mean of each square of pixels, so that fine lines remain visible."""
-    channels, height, width = image.shape
-    step = -(-max(height, width) // SIDE)
-    if step == 1:
-        return image
-    # A side that is shorter than a square stays as it is.
-    tall, wide = min(step, height), min(step, width)
-    rows, columns = height // tall, width // wide
-    cut = image[:, : rows * tall, : columns * wide].reshape(channels, rows, tall, columns, wide)
-    means: NDArray[np.uint8] = np.rint(cut.mean(axis=(2, 4))).astype(np.uint8)
-    return means
+        return png(reduced(np.asarray(self.x[row], np.uint8), SIDE))
 
 
 def network_cards(networks: NetworkLabels, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:

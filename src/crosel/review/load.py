@@ -46,14 +46,16 @@ def load_cards(run: Path) -> Cards:
         except (UserError, OSError) as error:  # data have moved, the network is custom code, no checkpoint
             notes.append(f"no probabilities: {error}")
         else:
-            x, p = session.data.x, compute_probabilities(session, SECONDS, run, notes)
+            data = session.data
+            x = data.x if data.originals is None else data.originals
+            p = compute_probabilities(session, SECONDS, run, notes)
     if x is None:
         x = _inputs(config, examples, notes)
     about = f"{find_method(config.method.name).title} on {Path(config.source).name}"
     return Cards(replace(result, probabilities=p), x, run.resolve().name, about, notes)
 
 
-def _inputs(config: RunConfig, examples: TrainingSet, notes: list[str]) -> NDArray[Any] | None:
+def _inputs(config: RunConfig, examples: TrainingSet, notes: list[str]) -> Any:
     try:
         x = training_inputs(config, examples)
     except (UserError, OSError):

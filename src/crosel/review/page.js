@@ -120,6 +120,7 @@ function fill(article, card, index) {
     image.alt = `example ${card.id}`;
     image.loading = "lazy";
     image.decoding = "async";
+    image.onload = () => image.classList.toggle("photo", image.naturalWidth > 64);
     head.append(image);
   }
   const facts = make("div", "facts-list");

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from crosel.config import RemovedSettingError, RunConfig, check_config
 from crosel.data import Dataset, full_rule, load, with_classes_of
@@ -252,14 +251,17 @@ def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImage
     return load(config.source, data_dir or config.data_folder, config.data, progress, choose_encoder(config))
 
 
-def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | None = None) -> NDArray[Any] | None:
-    """The training images [n, c, h, w] or features [n, d] of a run; None where they have changed since.
+def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | None = None) -> Any:
+    """The training images [n, c, h, w] (perhaps `ImageFiles`) or features [n, d] of a run, for people to look at; None
+    where they have changed since.
 
     What cannot be read at all is a UserError or an OSError.
     """
     if data is None:
         data = with_classes_of(load_data(config), config.candidates)
-    return data.x if data.fingerprint == examples.fingerprint else None
+    if data.fingerprint != examples.fingerprint:
+        return None
+    return data.x if data.originals is None else data.originals
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
