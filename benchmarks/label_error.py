@@ -1,0 +1,180 @@
+"""How honest confidence and estimates of the error are that need no true labels, beside what true labels say.
+
+    python benchmarks/label_error.py --data DIR --keep DIR [--sets NAME;NAME] [--methods crosel;proden] [--out FILE]
+
+Each method trains with its defaults on each set, once on all rows and once for each of five folds; the probabilities of
+both kinds are kept in --keep, and not made again. With --out, a row for each is computed from them and added to a jsonl
+file. True labels are used for its columns `true_…` and `ece_…` only.
+--data holds lost.mat, MSRCv2.mat and BirdSong.mat, and photos.npz (`plain` [n, d], `y`) with embedded photographs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from record import Arguments, chosen, end_with
+
+from crosel.config import build_config
+from crosel.data import Dataset, DataSettings, load
+from crosel.data.candidates import instance_dependent, superclass, uniform
+from crosel.data.dataset import make_dataset
+from crosel.runs.folds import assign_folds, fold_config, held_out_probabilities
+from crosel.training.build import build_session, resolve
+from crosel.training.trainer import fit, predicted_probabilities
+
+FOLDS = 5
+ANIMALS = [0, 0, 1, 1, 1, 1, 1, 1, 0, 0]  # CIFAR-10's classes: vehicles and animals
+
+
+def digits() -> Dataset:
+    data = load("digits", None, DataSettings())
+    return make_dataset(data.x.transpose(0, 2, 3, 1), y=data.y, classes=10, place="digits", flips=False)
+
+
+def bundled(name: str) -> Dataset:
+    import sklearn.datasets
+
+    x, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
+    return make_dataset(x, y=y, classes=int(y.max()) + 1, place=name)
+
+
+def photographs(folder: Path) -> Dataset:
+    with np.load(folder / "photos.npz") as found:
+        return make_dataset(found["plain"][:2500], y=found["y"][:2500], classes=10, place="photos")
+
+
+def guesses(data: Dataset) -> NDArray[np.float64]:
+    """Scores [n, k] that confuse what a plain model confuses: logistic regression, out of sample."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+    x = data.x.reshape(data.n, -1).astype(float)
+    p: NDArray[np.float64] = cross_val_predict(model, x, data.y, cv=3, method="predict_proba")
+    return np.sqrt(p)  # flatter: the third and fourth guess are drawn as well
+
+
+def voted(data: Dataset, accuracies: tuple[float, ...], seed: int) -> NDArray[np.bool_]:
+    """The union of what annotators chose; the wrong answers of one are a plain model's confusions."""
+    rng, scores = np.random.default_rng(seed), guesses(data)
+    assert data.y is not None
+    rows = np.arange(data.n)
+    scores[rows, data.y] = 0
+    scores /= scores.sum(axis=1, keepdims=True)
+    sets = np.zeros((data.n, len(data.classes)), bool)
+    for accuracy in accuracies:
+        wrong = (scores.cumsum(axis=1) < rng.random((data.n, 1))).sum(axis=1).clip(max=len(data.classes) - 1)
+        sets[rows, np.where(rng.random(data.n) < accuracy, data.y, wrong)] = True
+    return sets
+
+
+def ages(n: int, classes: int, width: int, noise: float, seed: int) -> Dataset:
+    """Ordinal classes as in FG-NET: many ages, few examples, features that tell the age roughly, neighbours as sets."""
+    rng = np.random.default_rng(seed)
+    y = np.minimum(rng.gamma(1.6, classes / 8, n), classes - 1).astype(np.int64)  # most are young
+    basis = rng.normal(size=(classes, 40)).cumsum(axis=0)  # near ages look alike
+    basis = (basis - basis.mean(axis=0)) / basis.std(axis=0)
+    x = np.hstack([basis[y] + noise * rng.normal(size=(n, 40)), rng.normal(size=(n, 60))])
+    guess = np.clip(np.rint(y[:, None] + rng.normal(size=(n, width)) * (1 + y[:, None] / 8)), 0, classes - 1)
+    sets = np.zeros((n, classes), bool)
+    sets[np.arange(n)[:, None], guess.astype(np.int64)] = True
+    sets[np.arange(n), y] = True
+    return make_dataset(x, sets, y, classes=classes, place="ages")
+
+
+def with_sets(data: Dataset, sets: NDArray[np.bool_]) -> Dataset:
+    from dataclasses import replace
+
+    return replace(data, candidates=sets)
+
+
+def drawn(data: Dataset, rule: str, seed: int = 0) -> Dataset:
+    name, _, value = rule.partition(":")
+    k = len(data.classes)
+    assert data.y is not None
+    if name == "uniform":
+        return with_sets(data, uniform(data.y, k, float(value), seed))
+    if name == "superclass":
+        return with_sets(data, superclass(data.y, ANIMALS, float(value), seed))
+    if name == "instance":
+        return with_sets(data, instance_dependent(data.y, guesses(data), float(value), seed))
+    return with_sets(data, voted(data, (0.85, 0.75, 0.65), seed))
+
+
+def mat(name: str) -> Callable[[Path], Dataset]:
+    return lambda folder: load(f"{name}.mat", folder, DataSettings())
+
+
+# name -> how it is made, and how its sets came about: "uniform", "superclass" or "real" (what a user could not know)
+SETS: dict[str, tuple[Callable[[Path], Dataset], str]] = {
+    "lost": (mat("lost"), "real"),
+    "MSRCv2": (mat("MSRCv2"), "real"),
+    "BirdSong": (mat("BirdSong"), "real"),
+    "ages of 60": (lambda folder: ages(900, 60, 6, 1.5, 0), "real"),
+    "ages of 20": (lambda folder: ages(600, 20, 4, 1.0, 1), "real"),
+    "photographs, uniform 0.3": (lambda folder: drawn(photographs(folder), "uniform:0.3"), "uniform"),
+    "photographs, uniform 0.5": (lambda folder: drawn(photographs(folder), "uniform:0.5"), "uniform"),
+    "photographs, superclass 0.5": (lambda folder: drawn(photographs(folder), "superclass:0.5"), "superclass"),
+    "photographs, instance 0.3": (lambda folder: drawn(photographs(folder), "instance:0.3"), "real"),
+    "photographs, votes": (lambda folder: drawn(photographs(folder), "votes"), "real"),
+    "wine, uniform 0.3": (lambda folder: drawn(bundled("wine"), "uniform:0.3"), "uniform"),
+    "wine, instance 0.3": (lambda folder: drawn(bundled("wine"), "instance:0.3"), "real"),
+    "iris, uniform 0.3": (lambda folder: drawn(bundled("iris"), "uniform:0.3"), "uniform"),
+    "breast cancer, uniform 0.3": (lambda folder: drawn(bundled("breast_cancer"), "uniform:0.3"), "uniform"),
+    "breast cancer, votes": (lambda folder: drawn(bundled("breast_cancer"), "votes"), "real"),
+    "digits, uniform 0.3": (lambda folder: drawn(digits(), "uniform:0.3"), "uniform"),
+    "digits, uniform 0.5": (lambda folder: drawn(digits(), "uniform:0.5"), "uniform"),
+    "digits, instance 0.3": (lambda folder: drawn(digits(), "instance:0.3"), "real"),
+    "digits, votes": (lambda folder: drawn(digits(), "votes"), "real"),
+}  # fmt: skip
+
+
+def train(data: Dataset, method: str, seed: int) -> dict[str, Any]:
+    """Probabilities of every training example, in sample and out of sample, and what they took."""
+    settings = ["train.evaluate_every=1000"]
+    config = build_config(settings=settings, values={"source": "memory", "seed": seed, "method": {"name": method}})
+    config, device = resolve(config, data), torch.device("cpu")
+    start = time.perf_counter()
+    session = build_session(config, data, device)
+    fit(session)
+    inside = predicted_probabilities(session, data.x).float().numpy()
+    middle = time.perf_counter()
+    fold = assign_folds(data.n, FOLDS, seed)
+    outside = np.empty_like(inside)
+    for k in range(FOLDS):
+        outside[fold == k] = held_out_probabilities(fold_config(config, k), data, device, fold == k)
+    return {
+        "in_sample": inside, "out_of_sample": outside, "candidates": data.candidates, "y": data.y, "fold": fold,
+        "seconds": middle - start, "seconds_folds": time.perf_counter() - middle,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = Arguments(__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, required=True)
+    parser.add_argument("--sets", default=";".join(SETS))
+    parser.add_argument("--methods", default="proden;crosel")
+    parser.add_argument("--out", type=Path, default=None, help="jsonl file to add to")
+    args = parser.parse_args()
+    args.keep.mkdir(parents=True, exist_ok=True)
+    for name in chosen(args.sets, SETS, "--sets"):
+        for method in args.methods.split(";"):
+            path = args.keep / f"{name} {method}.npz".replace(" ", "_").replace(",", "")
+            if path.exists():
+                continue
+            found = train(SETS[name][0](args.data), method, seed=0)
+            np.savez_compressed(path, **found, set=name, method=method, rule=SETS[name][1])
+            print(name, method, found["seconds"], found["seconds_folds"], flush=True)
+
+
+if __name__ == "__main__":
+    end_with(main)
