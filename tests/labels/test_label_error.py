@@ -88,7 +88,7 @@ def test_the_posterior_is_bayes_rule_over_all_labels():
     patterns = rank_patterns(p, sets)
     found, likelihood = rank_posterior(patterns, shares, np.r_[weights, 1.0])
     total = 0.0
-    for head, tail, count, posterior in zip(patterns.head, patterns.tail, patterns.count, found, strict=True):
+    for head, tail, count, posterior in zip(patterns.head, patterns.tail, patterns.examples, found, strict=True):
         full = [*head, *([True] * tail + [False] * (k - m - tail))]
         by_rank, share = [*weights, *[1.0] * (k - m)], [*shares[:m], *[shares[m] / (k - m)] * (k - m)]
         size, joint = sum(full), []
@@ -210,8 +210,8 @@ def test_patterns_count_every_example_once():
     p, sets = rng.dirichlet(np.ones(9), 200), rng.random((200, 9)) < 0.4
     sets[:, 3] = True
     patterns = rank_patterns(p, sets)
-    assert patterns.count.sum() == 200
-    assert ((patterns.head.sum(axis=1) + patterns.tail) * patterns.count).sum() == sets.sum()
+    assert patterns.examples.sum() == 200
+    assert ((patterns.head.sum(axis=1) + patterns.tail) * patterns.examples).sum() == sets.sum()
     first = sets[np.arange(200), p.argmax(axis=1)]
-    assert (patterns.head[:, 0] * patterns.count).sum() == first.sum()
+    assert (patterns.head[:, 0] * patterns.examples).sum() == first.sum()
     assert isinstance(fit_ranks(patterns), RankFit)

@@ -63,7 +63,7 @@ class LabelError:
 
 def answers_outside(probabilities: NDArray[Any], candidates: Bools) -> Bools:
     """Which examples' most probable label is not among their candidates: [n]."""
-    return ~candidates[np.arange(len(candidates)), probabilities.argmax(axis=1)]
+    return np.asarray(~candidates[np.arange(len(candidates)), probabilities.argmax(axis=1)])
 
 
 def wilson(hits: float, n: int) -> Interval:
@@ -103,7 +103,7 @@ class Patterns(NamedTuple):
 
     head: Bools  # [p, m]: which of the first m ranks are candidates
     tail: NDArray[np.int64]  # [p]: how many of the others
-    count: NDArray[np.int64]  # [p]
+    examples: NDArray[np.int64]  # [p]
     others: NDArray[np.int64]  # [p]: how many ranks there are after the head
 
 
@@ -133,7 +133,7 @@ def fit_ranks(
     patterns: Patterns, odds: float = 1.0, random_sets: bool = False, start: RankFit | None = None, steps: int = 2000
 ) -> RankFit:
     """Fit π and w by EM. `odds` is w_1 / w_2; with `random_sets` all w are equal, and only π is fitted."""
-    m, total = patterns.head.shape[1], patterns.count.sum()
+    m, total = patterns.head.shape[1], patterns.examples.sum()
     shares = np.r_[np.linspace(2.0, 0.1, m), 0.1] if start is None else start.shares
     shares = shares * np.r_[np.ones(m), patterns.others.any()]
     shares = shares / shares.sum()
@@ -147,13 +147,13 @@ def fit_ranks(
         if likelihood - last < CONVERGED:
             break
         last = likelihood
-        shares = (truth * patterns.count[:, None]).sum(axis=0) / total
+        shares = (truth * patterns.examples[:, None]).sum(axis=0) / total
         if ways is not None:
             weights = _renewed(weights, patterns, truth, ways, odds)
     label = np.where(patterns.head.any(axis=1), patterns.head.argmax(axis=1), m)
     right = truth[np.arange(len(truth)), label]
     right = np.where(label == m, right / np.maximum(patterns.tail, 1), right)  # one of the candidates in the tail
-    return RankFit(shares, weights, 1 - float(shares[0]), 1 - float((right * patterns.count).sum() / total))
+    return RankFit(shares, weights, 1 - float(shares[0]), 1 - float((right * patterns.examples).sum() / total))
 
 
 def rank_posterior(
@@ -236,7 +236,8 @@ def _renewed(weights: Floats, patterns: Patterns, truth: Floats, ways: Floats, o
         new[:m] /= new[m - 1]  # only proportions count
     if m > 1:
         new[0] = odds * new[1]
-    return new
+    found: Floats = new
+    return found
 
 
 # --- all of it ----------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def estimate_label_error(
     rng = np.random.default_rng(seed)
     again = []
     for _ in range(RESAMPLES):
-        drawn = patterns._replace(count=rng.multinomial(n, patterns.count / n))
+        drawn = patterns._replace(examples=rng.multinomial(n, patterns.examples / n))
         ends = [fit_ranks(drawn, odds, random_sets, fit, steps=100) for odds, fit in ((1 / ODDS, low), (ODDS, high))]
         again.append([(fit.answers, fit.labels) for fit in ends])
     spread = NORMAL_95 * np.std(again, axis=0)  # [end, what]
@@ -296,6 +297,7 @@ def within_sets(probabilities: NDArray[Any], candidates: Bools, temperature: flo
 def calibrated_confidence(probabilities: NDArray[Any], candidates: Bools, accuracy: float) -> Floats:
     """Confidence of each label: its probability within the set, at the temperature at which its mean is `accuracy`."""
     coldest, hottest = np.log(0.02), np.log(100.0)
+    confidence: Floats = np.zeros(len(candidates))
     for _ in range(40):  # the hotter, the less sure
         middle = (coldest + hottest) / 2
         confidence = within_sets(probabilities, candidates, float(np.exp(middle))).max(axis=1)
