@@ -65,6 +65,12 @@ class TrainSettings(Settings):
         "auto",
         description="where to keep training inputs; auto: on the device if they fit, else on the host",
     )
+    folds: int | None = Field(
+        None,
+        ge=0,
+        description="judge each training label out of sample: train again on all but one of this many parts, for each "
+        "part, and take labels and confidence from there; 0: off; default: 5 for features, 0 for images",
+    )
     log_every: int = Field(
         50, ge=1, description="steps from one loss report to the next (on a GPU, reports lag by one)"
     )
@@ -75,6 +81,13 @@ class TrainSettings(Settings):
     def _milestones(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if any(not 0 < m < 1 for m in value) or list(value) != sorted(value):
             raise ValueError("give rising numbers between 0 and 1, such as [0.5, 0.75]")
+        return value
+
+    @field_validator("folds")
+    @classmethod
+    def _folds(cls, value: int | None) -> int | None:
+        if value == 1:
+            raise ValueError("give 0, or at least 2 parts")
         return value
 
     @model_validator(mode="after")

@@ -8,10 +8,10 @@ import pytest
 
 from crosel.candidates import superclass, uniform
 from crosel.runs.label_error import (
-    ODDS,
+    FIRST_TO_SECOND,
     RankFit,
     answers_outside,
-    calibrated_confidence,
+    confidence_temperature,
     estimate_label_error,
     fit_ranks,
     log_ways,
@@ -164,7 +164,7 @@ def test_the_interval_of_real_sets_holds_what_the_tie_may_hide():
     rng = np.random.default_rng(6)
     y = rng.integers(0, 8, 1500)
     p, wrong = probabilities_with_truth(y, 8, 0.35, rng)
-    for first in (6 * ODDS / 1.5, 6 / ODDS * 1.5):
+    for first in (6 * FIRST_TO_SECOND[0], 6 * FIRST_TO_SECOND[2] / 1.3):
         sets = sets_by_rank(p, y, [first, 6, 2, 1.5, 1, 1, 1, 1], rng.integers(1, 5, len(y)), rng)
         found = estimate_label_error(p, sets)
         assert found.answers.low <= wrong.mean() <= found.answers.high
@@ -201,8 +201,9 @@ def test_probabilities_within_the_set_and_the_temperature():
     for row, members, own in zip(p, sets, found, strict=True):
         powers = [value**0.5 if member else 0.0 for value, member in zip(row, members, strict=True)]
         assert own == pytest.approx(np.array(powers) / sum(powers))
-    assert calibrated_confidence(p, sets, 0.8).mean() == pytest.approx(0.8, abs=1e-3)
-    assert calibrated_confidence(p, sets, 1.0).mean() > 0.99
+    for accuracy in (0.7, 0.8, 0.95):
+        temperature = confidence_temperature(p, sets, accuracy)
+        assert within_sets(p, sets, temperature).max(axis=1).mean() == pytest.approx(accuracy, abs=1e-3)
 
 
 def test_patterns_count_every_example_once():

@@ -55,6 +55,7 @@ def labels(
 ) -> None:
     """Write the cleaned labels of the training set."""
     from crosel.runs.folder import load_run
+    from crosel.runs.folds import read_out_of_sample
     from crosel.runs.labels import LabelStudio, check_label_suffix, write_labels, write_outside
     from crosel.runs.result import Result
     from crosel.training.devices import pick_device
@@ -67,7 +68,7 @@ def labels(
     refuse_overwrite(out, session.config.source, session.config.data.inputs, tasks, rewrites=rewrites)
     if doubtful_first and in_run:  # whose labels.csv is read by row
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
-    result = Result.of(session, outside_gamma)
+    result = Result.of(session, outside_gamma, out_of_sample=read_out_of_sample(run / "folds.npz", session))
     if doubtful_first:
         result = result.least_confident_first()
     n = len(result.labels)
@@ -79,3 +80,5 @@ def labels(
     flags = Counter(flag or "clear" for flag in result.flag_names())
     kinds = ", ".join(f"{count:,} {flag}" for flag, count in flags.most_common())
     typer.echo(f"{counted(n, 'label')} ({kinds}): {out}")
+    if result.error is not None:
+        typer.echo(result.error.line())

@@ -45,6 +45,13 @@ def train(
             metavar="FILE", help="labels known to be right: csv or jsonl from a review or from labels --only-outside"
         ),
     ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="judge each label by networks that trained on the other K-1 parts; 0: off  [default: 5 for features]",
+        ),
+    ] = None,
     logger: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="also send metrics to tensorboard or wandb; may be repeated"),
@@ -64,6 +71,7 @@ def train(
     values: dict[str, Any] = {
         "source": source, "data_dir": str(data) if data else None, "candidates": candidates, "seed": seed,
         "method": {"name": method} if method is not None else None,
+        "train": {"folds": folds} if folds is not None else None,
     }  # fmt: skip
 
     def build() -> RunConfig:

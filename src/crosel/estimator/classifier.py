@@ -48,6 +48,8 @@ from crosel.estimator.model import (
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.nn.networks import UserFactory
+from crosel.runs.folds import out_of_sample
+from crosel.runs.label_error import LabelError
 from crosel.runs.result import Result
 from crosel.training.build import build_session, check_batch_size, resolve
 from crosel.training.devices import pick_device
@@ -73,6 +75,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         `--set`: `train_settings={"weight_decay": 5e-4}`, `augment_settings={"flip": False}`.
     classes : all labels, in order, if the data do not show them: names for the columns of a matrix, or labels that
         happen to be in no set.
+    folds : judge each training label by networks that did not train on it, one for each of so many parts of the
+        data; 0: no; None: 5 for features, 0 for images. The classifier itself is the same.
     random_state : int, None or RandomState; decides starting weights and everything else that is random.
     device : "auto", "cpu" or "cuda".
     verbose : True shows progress: live in a notebook, elsewhere a line per epoch on standard error. None, the default,
@@ -82,7 +86,10 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     ----------
     classes_ : all labels, sorted if they can be compared. `predict_proba` has one column for each.
     transduction_ : the training set's labels, each the most probable one of its candidate set.
-    confidence_ : their probabilities.
+    confidence_ : the chance that each is right, by networks that did not train on it (`folds`); without folds the
+        probability that the classifier itself gives it, among all classes.
+    label_error_ : estimates of the error rate that need no true labels, with intervals: `.labels` of `transduction_`,
+        `.answers` of predictions for new data, `.outside`; None without folds.
     selected_ : bool, selected by every network; None for methods that do not select.
     flags_ : "" or "outside" (all networks are sure of a label that is not in the set), "disputed" (they differ),
         "unsure" (no network selected it; for methods that do not select: confidence below 0.5).
@@ -108,6 +115,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         augment_settings: Mapping[str, Any] | None = None,
         network_settings: Mapping[str, Any] | None = None,
         classes: Any = None,
+        folds: int | None = None,
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
         verbose: bool | None = None,
@@ -122,6 +130,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.augment_settings = augment_settings
         self.network_settings = network_settings
         self.classes = classes
+        self.folds = folds
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
@@ -165,7 +174,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             train(session, (console,))
         self.classes_ = classes
         self.history_ = History(session.progress.rows)
-        result = Result.of(session)
+        judged = out_of_sample(session, make_network=network, trust_code=True)
+        result = Result.of(session, out_of_sample=judged)
+        self.label_error_ = result.error
         self.transduction_ = self.classes_[result.labels]
         self.confidence_ = result.confidence
         self.selected_ = None if result.networks is None else np.asarray(result.networks.selected.all(axis=0))
@@ -201,12 +212,14 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _config(self) -> RunConfig:
         train_values = check_settings("train_settings", self.train_settings)
-        for name in ("epochs", "batch_size", "lr"):
+        for name in ("epochs", "batch_size", "lr", "folds"):
             if name in train_values:
                 raise UserError(f"train_settings: '{name}' is a separate parameter of the classifier")
         train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
         if self.lr is not None:
             train_values["lr"] = self.lr
+        if self.folds is not None:
+            train_values["folds"] = self.folds
         network = check_settings("network_settings", self.network_settings)
         if not isinstance(self.network, str) and (not callable(self.network) or isinstance(self.network, nn.Module)):
             raise UserError(
@@ -294,6 +307,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         header = {
             "class": type(self).__name__, "params": to_python(params), "labels": encode_labels(self.classes_),
             "history": list(self.history_), "flag_names": names.tolist(),
+            "label_error": None if self.label_error_ is None else self.label_error_.to_json(),
             "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
         }  # fmt: skip
         write_model(Path(path), self._model, arrays, header)
@@ -318,6 +332,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self.transduction_ = self.classes_[arrays["labels"]]
             self.confidence_, self.selected_ = arrays["confidence"], arrays.get("selected")
             self.flags_ = np.array(header["flag_names"])[arrays["flags"]]
+            error = header.get("label_error")  # which files of earlier versions do not have
+            self.label_error_ = None if error is None else LabelError.from_json(error)
             if model.pixels is None:
                 self.n_features_in_ = model.shape[0]
             if header["feature_names"]:
@@ -370,6 +386,7 @@ class CroSelClassifier(PartialLabelClassifier):
         augment_settings: Mapping[str, Any] | None = None,
         network_settings: Mapping[str, Any] | None = None,
         classes: Any = None,
+        folds: int | None = None,
         random_state: int | np.random.RandomState | None = 0,
         device: str = "auto",
         verbose: bool | None = None,
@@ -377,7 +394,7 @@ class CroSelClassifier(PartialLabelClassifier):
         super().__init__(
             "crosel", epochs=epochs, batch_size=batch_size, lr=lr, network=network, method_settings=method_settings,
             train_settings=train_settings, augment_settings=augment_settings, network_settings=network_settings,
-            classes=classes, random_state=random_state, device=device, verbose=verbose,
+            classes=classes, folds=folds, random_state=random_state, device=device, verbose=verbose,
         )  # fmt: skip
         self.warmup = warmup
         self.gamma = gamma

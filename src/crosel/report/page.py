@@ -123,7 +123,7 @@ def _sets(run: Run, ids: count[int]) -> str:
 def notice(run: Run, name: str = "This run") -> str:
     """What readers must know first: the run is not finished, or it has lost classes."""
     if run.is_complete and run.result is not None:
-        lines = run.result.warnings()
+        lines = [*run.result.warnings(), *run.result.notes()]
         return "".join(f'<p class="notice" role="status">{escape(f"{name}: {line}")}</p>\n' for line in lines)
     done, epochs = len(run.rows), run.config.train.epochs
     state = "no epoch is finished yet" if not done else f"epoch {done} of {epochs} is done"

@@ -45,7 +45,7 @@ Removed = Literal["refuse", "tell", "ignore"]
 # Settings that do not affect what is learnt: they may change when a run is resumed.
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
-    "network.weights", "train.cuda_graphs", "train.data_on",
+    "network.weights", "train.cuda_graphs", "train.data_on", "train.folds",
 }  # fmt: skip
 # What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}

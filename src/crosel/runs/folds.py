@@ -6,21 +6,25 @@ folds, and for each fold a run of the same settings trains on the others. The ru
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from crosel.config import RunConfig
-from crosel.data import Dataset
 from crosel.data.dataset import only_rows
 from crosel.errors import UserError
 from crosel.nn.networks import NetworkFactory
 from crosel.training.build import build_session
-from crosel.training.callbacks import Callback
+from crosel.training.session import Session
 from crosel.training.trainer import fit, predicted_probabilities
+from crosel.utils.files import atomic_write_with
+
+logger = logging.getLogger(__name__)
 
 
 def assign_folds(n: int, folds: int, seed: int) -> NDArray[np.int64]:
@@ -33,25 +37,88 @@ def assign_folds(n: int, folds: int, seed: int) -> NDArray[np.int64]:
     return fold
 
 
-def held_out_probabilities(
-    config: RunConfig,
-    data: Dataset,
-    device: torch.device,
-    held_out: NDArray[np.bool_],
+def out_of_sample(
+    session: Session,
+    path: Path | None = None,
     make_network: NetworkFactory | None = None,
     trust_code: bool = False,
-    callbacks: tuple[Callback, ...] = (),
     stop_requested: Callable[[], bool] = lambda: False,
-) -> NDArray[np.float32]:
-    """Train on the other examples and their sets, and return probabilities [m, k] for those that are held out."""
-    rest = replace(only_rows(data, np.flatnonzero(~held_out)), y=None, x_test=None, y_test=None)
-    session = build_session(config, rest, device, make_network, trust_code)
-    fit(session, callbacks, stop_requested)
-    found: NDArray[np.float32] = predicted_probabilities(session, data.x[held_out]).float().numpy()
-    return found
+) -> NDArray[np.float32] | None:
+    """Probabilities [n, k] of the training examples by networks that trained on the other folds; None: no folds.
+
+    With a path, what is found is saved after each fold, and folds that are there already are not trained again.
+    """
+    folds = session.config.train.folds
+    if not folds:
+        return None
+    if session.world.size > 1:
+        logger.warning("train.folds needs a single process; labels are judged by the networks that trained on them")
+        return None
+    data, seed = session.data, session.config.seed
+    fold = assign_folds(data.n, folds, seed)
+    found, done = _read(path, session) if path else None, np.zeros(folds, bool)
+    probabilities = np.zeros((data.n, len(data.classes)), np.float32)
+    if found is not None:
+        probabilities, done = found
+    if not done.all():
+        logger.info(f"labels are judged out of sample: {folds} trainings on all but one of {folds} parts each")
+    for k in np.flatnonzero(~done):
+        probabilities[fold == k] = _held_out(session, fold == k, int(k), make_network, trust_code, stop_requested)
+        done[k] = True
+        if path is not None:
+            _write(path, session, probabilities, done)
+    return probabilities
+
+
+def read_out_of_sample(path: Path, session: Session) -> NDArray[np.float32] | None:
+    """What a finished run has saved; None where there is nothing, or not of all folds."""
+    found = _read(path, session) if session.config.train.folds else None
+    return None if found is None or not found[1].all() else found[0]
 
 
 def fold_config(config: RunConfig, fold: int) -> RunConfig:
     """The run's settings with a seed of the fold's own; nothing is measured before the last epoch."""
     train = config.train.model_copy(update={"evaluate_every": config.train.epochs})
     return config.model_copy(update={"seed": (config.seed + 7907 * (fold + 1)) % 2**63, "train": train})
+
+
+def _held_out(
+    session: Session,
+    held_out: NDArray[np.bool_],
+    fold: int,
+    make_network: NetworkFactory | None,
+    trust_code: bool,
+    stop_requested: Callable[[], bool],
+) -> NDArray[np.float32]:
+    """Train on the other examples and their sets, and return probabilities [m, k] of those that are held out."""
+    config, data = fold_config(session.config, fold), session.data
+    rest = replace(only_rows(data, np.flatnonzero(~held_out)), y=None, x_test=None, y_test=None)
+    other = build_session(config, rest, session.device, make_network, trust_code)
+    fit(other, (), stop_requested)
+    found: NDArray[np.float32] = predicted_probabilities(other, data.x[held_out]).float().numpy()
+    return found
+
+
+# --- the file, from which a killed run goes on with the next fold -------------------------------------------------
+
+
+def _digest(session: Session) -> str:
+    """Of what the folds are about; a run folder holds on to the settings that decide what is learnt."""
+    content = repr((session.fingerprints, session.config.seed, session.config.train.folds))
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _write(path: Path, session: Session, probabilities: NDArray[np.float32], done: NDArray[np.bool_]) -> None:
+    arrays = {"probabilities": probabilities, "done": done, "digest": np.array(_digest(session))}
+    atomic_write_with(path, lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
+
+
+def _read(path: Path, session: Session) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
+    """None where there is no such file, where it is damaged, or about something else."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if str(archive["digest"]) != _digest(session):
+                return None
+            return archive["probabilities"], archive["done"]
+    except Exception:  # zip, zlib and numpy each have their own errors
+        return None

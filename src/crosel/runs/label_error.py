@@ -15,14 +15,16 @@ weights w by rank. This is Dawid and Skene's model with two annotators, the netw
 confusion of one, w that of the other. Given sizes are taken as they are, which allows for examples that are hard for
 everybody. Were w_1 free, a wrong answer in the set could not be told from a right one. What ties it down:
 
-    w_1 = w_2        a wrong first answer is as likely a candidate as a wrong second one
+    w_1 = c w_2        a wrong first answer is c times as likely a candidate as a wrong second one
 
-Nobody can check that, so the interval holds the estimates for w_1 between a third and three times w_2, and on each side
-the sampling error (bootstrap).
+Where people had all labels checked, c was 1 to 3 (docs: Error rates without true labels), so the estimate has c = 2.
+Nobody can check that for a new set: the interval holds the estimates for c from 1 to 4, and on each side the sampling
+error (bootstrap).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,8 +35,9 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 HEAD = 6  # ranks with a weight of their own; the others share one
-ODDS = 3.0  # how far w_1 may be from w_2, either way
+FIRST_TO_SECOND = (1.0, 2.0, 4.0)  # c: the least, the best guess, the most
 RESAMPLES = 40  # for a standard error
+SERIOUS = 0.1  # so many wrong labels, at the least, are something to be warned of
 CONVERGED = 1e-7  # of the mean log likelihood
 NORMAL_95 = 1.96
 _TINY = 1e-12
@@ -59,6 +62,27 @@ class LabelError:
     answers: Interval
     labels: Interval
     random_sets: bool  # whether wrong candidates were drawn at random, by a known rule
+
+    def line(self) -> str:
+        """For people."""
+        value, low, high = (f"{100 * share:.0f}" for share in self.labels)
+        outside = f"{100 * self.outside.value:.0f}"
+        seen = f"networks that had not seen them give {outside} % of the examples a label outside the set"
+        if self.is_serious:
+            return f"at least {low} % of these labels are wrong, by estimate {value} % (up to {high} %): {seen}"
+        return f"by estimate {value} % of these labels are wrong ({low} to {high} %): {seen}"
+
+    @property
+    def is_serious(self) -> bool:
+        return self.labels.low >= SERIOUS
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value._asdict() if isinstance(value, Interval) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> LabelError:
+        outside, answers, labels = (Interval(**found[name]) for name in ("outside", "answers", "labels"))
+        return cls(outside, answers, labels, bool(found["random_sets"]))
 
 
 def answers_outside(probabilities: NDArray[Any], candidates: Bools) -> Bools:
@@ -257,7 +281,7 @@ def estimate_label_error(
     n = len(candidates)
     outside = wilson(float(answers_outside(probabilities, candidates).sum()), n)
     patterns = rank_patterns(probabilities, candidates, possible)
-    low, middle, high = (fit_ranks(patterns, odds, random_sets) for odds in (1 / ODDS, 1.0, ODDS))
+    low, middle, high = (fit_ranks(patterns, c, random_sets) for c in FIRST_TO_SECOND)
     if random_sets:
         everything = np.ones_like(candidates) if possible is None else possible
         answers = random_sets_error(probabilities, candidates, everything)
@@ -267,7 +291,10 @@ def estimate_label_error(
     again = []
     for _ in range(RESAMPLES):
         drawn = patterns._replace(examples=rng.multinomial(n, patterns.examples / n))
-        ends = [fit_ranks(drawn, odds, random_sets, fit, steps=100) for odds, fit in ((1 / ODDS, low), (ODDS, high))]
+        ends = [
+            fit_ranks(drawn, c, random_sets, fit, steps=100)
+            for c, fit in ((FIRST_TO_SECOND[0], low), (FIRST_TO_SECOND[2], high))
+        ]
         again.append([(fit.answers, fit.labels) for fit in ends])
     spread = NORMAL_95 * np.std(again, axis=0)  # [end, what]
     if candidates.all():  # such sets tell nothing
@@ -283,7 +310,7 @@ def estimate_label_error(
 def _interval(value: float, low: float, high: float, n: int) -> Interval:
     """Never narrower than what the true labels of all n examples would give."""
     known = wilson(value * n, n)
-    return Interval(value, max(0.0, min(low, known.low)), min(1.0, max(high, known.high)))
+    return Interval(value, max(0.0, min(float(low), known.low)), min(1.0, max(float(high), known.high)))
 
 
 def within_sets(probabilities: NDArray[Any], candidates: Bools, temperature: float = 1.0) -> Floats:
@@ -294,15 +321,11 @@ def within_sets(probabilities: NDArray[Any], candidates: Bools, temperature: flo
     return found
 
 
-def calibrated_confidence(probabilities: NDArray[Any], candidates: Bools, accuracy: float) -> Floats:
-    """Confidence of each label: its probability within the set, at the temperature at which its mean is `accuracy`."""
+def confidence_temperature(probabilities: NDArray[Any], candidates: Bools, accuracy: float) -> float:
+    """The temperature at which the labels' mean probability within their sets is `accuracy`, or as near as it gets."""
     coldest, hottest = np.log(0.02), np.log(100.0)
-    confidence: Floats = np.zeros(len(candidates))
     for _ in range(40):  # the hotter, the less sure
         middle = (coldest + hottest) / 2
-        confidence = within_sets(probabilities, candidates, float(np.exp(middle))).max(axis=1)
-        if confidence.mean() > accuracy:
-            coldest = middle
-        else:
-            hottest = middle
-    return confidence
+        sure = within_sets(probabilities, candidates, float(np.exp(middle))).max(axis=1).mean()
+        coldest, hottest = (middle, hottest) if sure > accuracy else (coldest, middle)
+    return float(np.exp((coldest + hottest) / 2))

@@ -25,6 +25,7 @@ from crosel.errors import Interrupted, UserError
 from crosel.runs.corrections import apply_corrections, read_corrections
 from crosel.runs.environment import command_line, environment
 from crosel.runs.folder import RunFolder, load_data, with_full_paths
+from crosel.runs.folds import out_of_sample
 from crosel.runs.recorder import Recorder
 from crosel.runs.result import Result
 from crosel.training.build import build_session, check_batch_size, resolve
@@ -129,7 +130,8 @@ def train_run(
                     held.callback(callback.close)
                 fit(session, (recorder, console, *others), stop)
                 recorder.wait()  # the report shows the last epoch, too
-                finish(folder, session, write_report)
+                judged = out_of_sample(session, folder / "folds.npz", trust_code=trust_code, stop_requested=stop)
+                finish(folder, session, write_report, judged)
             return session
     except Interrupted:
         again = f"crosel train --resume --out {out}{' --trust-code' if trust_code else ''}"
@@ -189,12 +191,19 @@ def _join(start: StartState, build: Build) -> Session:
     return session
 
 
-def finish(folder: RunFolder, session: Session, write_report: ReportWriter | None = None) -> None:
+def finish(
+    folder: RunFolder,
+    session: Session,
+    write_report: ReportWriter | None = None,
+    judged: NDArray[np.float32] | None = None,
+) -> None:
     """Write what a finished run leaves behind; `done` comes last."""
-    result = Result.of(session, with_test=True)
+    result = Result.of(session, with_test=True, out_of_sample=judged)
     result.save(folder.path)
     if write_report is not None:
         write_report(folder, session.data, result)
     folder.finish()
+    for note in result.notes():
+        logger.info(note)
     for warning in result.warnings():
         logger.warning(warning)

@@ -6,6 +6,7 @@ A finished run makes its `Result` once; labels, report, review page and estimato
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +18,28 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.data import Dataset
+from crosel.data.candidates import parse_rule
 from crosel.errors import UserError
 from crosel.methods.bank import agreed_labels, label_is_candidate
 from crosel.methods.base import TrainingLabels
+from crosel.runs.label_error import (
+    LabelError,
+    answers_outside,
+    confidence_temperature,
+    estimate_label_error,
+    within_sets,
+)
 from crosel.runs.labels import FLAGS, SELECTED, read_labels, write_labels
 from crosel.training.metrics import predictions_per_class, rarely_predicted
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks, predicted_probabilities
-from crosel.utils.files import atomic_write_with
+from crosel.utils.files import atomic_write, atomic_write_with
 from crosel.utils.limits import check_bytes
 from crosel.utils.text import some_of
 
 NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
+OUTSIDE_GAMMA = 0.9  # for methods without a threshold of their own: out-of-sample answers at least so sure are flagged
 SAVED_ENTRIES = 1 << 26  # of a table of probabilities, two bytes each; a larger one is not saved
 
 
@@ -164,16 +174,25 @@ class Result:
     outside_labels: NDArray[np.int64] | None = None  # what the set seems to miss, otherwise -1; labels.csv has no such
     test_probabilities: NDArray[np.float16] | None = None
     test_truth: NDArray[np.int64] | None = None
+    error: LabelError | None = None  # what can be said of wrong labels; None: not judged out of sample
 
     @classmethod
-    def of(cls, session: Session, outside_gamma: float | None = None, with_test: bool = False) -> Result:
+    def of(
+        cls,
+        session: Session,
+        outside_gamma: float | None = None,
+        with_test: bool = False,
+        out_of_sample: NDArray[np.float32] | None = None,
+    ) -> Result:
         """Label the training set in one pass; a label is the most probable one inside the candidate set.
 
         `outside_gamma` replaces the run's own threshold for the flag `outside`. It needs no training: the run keeps its
-        history. `with_test` predicts the test set, too, where there is one that is not too large.
+        history. `with_test` predicts the test set, too, where there is one that is not too large. `out_of_sample` are
+        probabilities by networks that did not train on the example (`runs.folds`): if they are there, labels,
+        confidence and flags come from them.
         """
         examples, data = TrainingSet.of(session.data), session.data
-        chosen = _training_labels(session, outside_gamma)
+        chosen = _training_labels(session, outside_gamma, out_of_sample is not None)
         parts, guesses = [], []
         for _, outputs in predict_chunks(session, data.x):
             parts.append(session.method.combine(outputs).cpu())
@@ -185,13 +204,17 @@ class Result:
         test = None
         if with_test and data.x_test is not None and len(data.x_test) * len(data.classes) <= SAVED_ENTRIES:
             test = predicted_probabilities(session, data.x_test).half().numpy()
+        p, error = probabilities.numpy(), None
+        if out_of_sample is not None:
+            gamma = _outside_gamma(session, outside_gamma)
+            judged = judge(out_of_sample, session, labels, [FLAGS[flag] for flag in flags], gamma)
+            p, labels, confidence, flags, outside, error = out_of_sample, *judged
         return cls(
             examples, labels, confidence, flags,
             selected=None if chosen is None else chosen.selected.sum(dim=0).cpu().numpy(),
             networks=None if chosen is None else NetworkLabels.of(chosen),
-            probabilities=probabilities.numpy(),
-            predicted=predictions_per_class(probabilities.numpy(), examples.candidates),
-            outside_labels=outside, test_probabilities=test, test_truth=None if test is None else data.y_test,
+            probabilities=p, predicted=predictions_per_class(p, examples.candidates), outside_labels=outside,
+            test_probabilities=test, test_truth=None if test is None else data.y_test, error=error,
         )  # fmt: skip
 
     def flag_names(self) -> list[str]:
@@ -204,9 +227,14 @@ class Result:
         return [SELECTED[min(count, 2)] for count in self.selected.tolist()]
 
     def warnings(self) -> list[str]:
+        lines = [self.error.line()] if self.error is not None and self.error.is_serious else []
         if self.predicted is None:
-            return []
-        return rarely_predicted_warning(self.predicted, self.examples.candidates, self.examples.classes)
+            return lines
+        return lines + rarely_predicted_warning(self.predicted, self.examples.candidates, self.examples.classes)
+
+    def notes(self) -> list[str]:
+        """What is no warning, but worth knowing."""
+        return [self.error.line()] if self.error is not None and not self.error.is_serious else []
 
     def least_confident_first(self) -> Result:
         """The same examples, ordered as the review page shows them."""
@@ -227,6 +255,8 @@ class Result:
         _save_arrays(folder / "predictions.npz", {
             "predicted": self.predicted, "train": train, "test": self.test_probabilities, "y_test": self.test_truth,
         })  # fmt: skip
+        if self.error is not None:
+            atomic_write(folder / "label_error.json", json.dumps(self.error.to_json(), indent=1) + "\n")
         write_labels(self, folder / "labels.csv")
 
     @classmethod
@@ -251,22 +281,65 @@ class Result:
             np.array([FLAGS.index(row.flag) for row in rows], np.int8),
             np.array([counts.get(row.selected, 0) for row in rows], np.int64) if selects else None,
             NetworkLabels.load(folder / "selection.npz", examples.n),
+            error=_load_error(folder / "label_error.json"),
             **_load_predictions(folder / "predictions.npz", *examples.candidates.shape),
         )
 
 
-def _training_labels(session: Session, outside_gamma: float | None) -> TrainingLabels | None:
+def _training_labels(session: Session, outside_gamma: float | None, judged: bool) -> TrainingLabels | None:
     method = session.method
     if outside_gamma is None:
         return method.training_labels()
     if not 0 <= outside_gamma <= 1:
         raise UserError(f"--outside-gamma must lie between 0 and 1, not {outside_gamma:g}")
-    chosen = method.training_labels(outside_gamma)
-    if chosen is None:
+    chosen = method.training_labels(None if judged else outside_gamma)
+    if chosen is None and not judged:
         raise UserError(
             f"{method.name} keeps no history, so it cannot find labels outside the sets; leave out --outside-gamma"
         )
     return chosen
+
+
+def _outside_gamma(session: Session, outside_gamma: float | None) -> float:
+    """How sure an answer outside the set must be to be flagged: as the method is, if it has a threshold."""
+    settings = session.config.method
+    found = (outside_gamma, getattr(settings, "outside_gamma", None), getattr(settings, "gamma", None), OUTSIDE_GAMMA)
+    return next(float(gamma) for gamma in found if gamma is not None)
+
+
+def judge(
+    probabilities: NDArray[np.float32], session: Session, trained: NDArray[np.int64], flags: list[str], gamma: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int8], NDArray[np.int64], LabelError]:
+    """Labels, confidence, flags, labels outside the sets and what is wrong of all, by out-of-sample probabilities.
+
+    `trained` and `flags` are what the networks say that trained on the examples.
+    """
+    sets = session.data.candidates
+    assert sets is not None
+    error = estimate_label_error(probabilities, sets, *drawn_at_random(session))
+    temperature = confidence_temperature(probabilities, sets, 1 - error.labels.value)
+    labels = np.where(sets, probabilities, -1.0).argmax(axis=1)
+    confidence = within_sets(probabilities, sets, temperature).max(axis=1).astype(np.float32)
+    answers = within_sets(probabilities, np.ones_like(sets), temperature)
+    outside = np.where(answers_outside(answers, sets) & (answers.max(axis=1) >= gamma), answers.argmax(axis=1), -1)
+    disputed = (np.array(flags) == "disputed") | (labels != trained)
+    # Without a history, a low confidence is what makes a label unsure.
+    unsure = np.array(flags) == "unsure" if session.method.training_labels() is not None else confidence < UNSURE_BELOW
+    return labels, confidence, _flags(outside, disputed, unsure), outside, error
+
+
+def drawn_at_random(session: Session) -> tuple[bool, NDArray[np.bool_] | None]:
+    """Whether wrong candidates were drawn at random by a rule, and from which labels [n, k] (None: all)."""
+    data, text = session.data, session.config.candidates
+    rule = parse_rule(text) if text else None
+    if rule is None or rule.name not in ("uniform", "uniform-sets", "superclass") or rule.values.get("eta"):
+        return False, None
+    if rule.name != "superclass":
+        return True, None
+    assert data.groups is not None
+    assert data.candidates is not None
+    groups = np.array(data.groups)
+    return True, (data.candidates[:, :, None] & (groups[:, None] == groups[None, :])).any(axis=1)
 
 
 def flag_rows(
@@ -287,8 +360,12 @@ def flag_rows(
         agreed = agreed_labels(chosen.labels, chosen.stable).long().cpu()
         outside = agreed.masked_fill(label_is_candidate(agreed, torch.from_numpy(sets)), -1).numpy()
         unsure = ~chosen.selected.any(dim=0).cpu().numpy()
+    return _flags(outside, disputed, unsure), outside
+
+
+def _flags(outside: NDArray[np.int64], disputed: NDArray[np.bool_], unsure: NDArray[np.bool_]) -> NDArray[np.int8]:
     names = np.select([outside >= 0, disputed, unsure], [FLAGS.index(f) for f in ("outside", "disputed", "unsure")])
-    return names.astype(np.int8), outside
+    return names.astype(np.int8)
 
 
 def rarely_predicted_warning(
@@ -324,6 +401,13 @@ def load_arrays(path: Path) -> dict[str, Any]:
             return {name: archive[name] for name in archive.files}
     except Exception:  # zip, zlib and numpy each have their own errors
         return {}
+
+
+def _load_error(path: Path) -> LabelError | None:
+    try:
+        return LabelError.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _load_predictions(path: Path, n: int, k: int) -> dict[str, Any]:

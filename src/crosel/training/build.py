@@ -38,17 +38,18 @@ from crosel.utils.text import one_line
 
 logger = logging.getLogger(__name__)
 
+FOLDS = 5  # for features, where training again takes little time
+
 
 def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     """Fill in what follows from the data, so that the saved config alone repeats the run."""
-    augment, network, left = config.augment, config.network, filled_from_data(config)
+    augment, network, train, left = config.augment, config.network, config.train, filled_from_data(config)
     if "augment.flip" in left:
         augment = augment.model_copy(update={"flip": data.flips})
     if "augment.cutout_fill" in left and data.is_image:
         augment = augment.model_copy(update={"cutout_fill": middle_grey(data.brightest)})
     if "network.name" in left and data.embedded_by is None:
         network = network.model_copy(update={"name": network_name(network, data.shape)})
-    train = config.train
     if data.embedded_by is not None:
         name, digest = data.embedded_by
         if "network.name" in left:  # photographs chose it: with settings of a head, where nobody has given others
@@ -56,6 +57,10 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
             network = NetworkSettings.model_validate({**given, "name": name})
             train = train.model_copy(update={k: v for k, v in HEAD_SETTINGS.items() if k not in train.model_fields_set})
         network = network.model_copy(update={"digest": digest})
+    if "train.folds" in left:
+        train = train.model_copy(update={"folds": 0 if data.is_image or data.n < FOLDS * 2 else FOLDS})
+    elif train.folds and train.folds > data.n:
+        raise UserError(f"setting 'train.folds': {train.folds} parts of {data.n} examples; use fewer")
     return config.model_copy(update={"augment": augment, "network": network, "train": train})
 
 
@@ -109,6 +114,7 @@ def filled_from_data(config: RunConfig) -> set[str]:
         "network.name": config.network.name != "auto",
         **{f"train.{n}": config.network.name != "auto" or n in config.train.model_fields_set for n in HEAD_SETTINGS},
         "network.digest": config.network.digest is not None or not is_backbone(config.network.name),
+        "train.folds": config.train.folds is not None,
     }
     return {name for name, is_given in given.items() if not is_given}
 

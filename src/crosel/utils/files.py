@@ -15,7 +15,8 @@ from crosel.utils.system import WINDOWS, lock, sync_folder
 
 TEMPORARY = ".writing-"
 _OF_A_RUN = {
-    "labels.csv", "candidates.npz", "selection.npz", "predictions.npz", "metrics.jsonl", "review.jsonl",
+    "labels.csv", "candidates.npz", "selection.npz", "predictions.npz", "folds.npz", "label_error.json",
+    "metrics.jsonl", "review.jsonl",
 }  # fmt: skip
 
 _REMEDIES = {
