@@ -4,27 +4,31 @@
 
 Each method trains with its defaults on each set, once on all rows and once for each of five folds; the probabilities of
 both kinds are kept in --keep, and not made again. With --out, a row for each is computed from them and added to a jsonl
-file. True labels are used for its columns `true_…` and `ece_…` only.
+file. True labels are used for its columns `true_…`, `truth_…` and `ece_…` only.
 --data holds lost.mat, MSRCv2.mat and BirdSong.mat, and photos.npz (`plain` [n, d], `y`) with embedded photographs.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from record import Arguments, chosen, end_with
+from record import Arguments, add, chosen, end_with
 
 from crosel.config import build_config
 from crosel.data import Dataset, DataSettings, load
 from crosel.data.candidates import instance_dependent, superclass, uniform
 from crosel.data.dataset import make_dataset
-from crosel.runs.folds import assign_folds, fold_config, held_out_probabilities
+from crosel.runs.environment import environment
+from crosel.runs.folds import out_of_sample
+from crosel.runs.label_error import confidence_temperature, estimate_label_error, within_sets
 from crosel.training.build import build_session, resolve
 from crosel.training.trainer import fit, predicted_probabilities
 
@@ -91,8 +95,6 @@ def ages(n: int, classes: int, width: int, noise: float, seed: int) -> Dataset:
 
 
 def with_sets(data: Dataset, sets: NDArray[np.bool_]) -> Dataset:
-    from dataclasses import replace
-
     return replace(data, candidates=sets)
 
 
@@ -139,22 +141,52 @@ SETS: dict[str, tuple[Callable[[Path], Dataset], str]] = {
 
 def train(data: Dataset, method: str, seed: int) -> dict[str, Any]:
     """Probabilities of every training example, in sample and out of sample, and what they took."""
-    settings = ["train.evaluate_every=1000"]
+    settings = ["train.evaluate_every=1000", f"train.folds={FOLDS}"]
     config = build_config(settings=settings, values={"source": "memory", "seed": seed, "method": {"name": method}})
-    config, device = resolve(config, data), torch.device("cpu")
     start = time.perf_counter()
-    session = build_session(config, data, device)
+    session = build_session(resolve(config, data), data, torch.device("cpu"))
     fit(session)
-    inside = predicted_probabilities(session, data.x).float().numpy()
+    in_sample = predicted_probabilities(session, data.x).float().numpy()
     middle = time.perf_counter()
-    fold = assign_folds(data.n, FOLDS, seed)
-    outside = np.empty_like(inside)
-    for k in range(FOLDS):
-        outside[fold == k] = held_out_probabilities(fold_config(config, k), data, device, fold == k)
     return {
-        "in_sample": inside, "out_of_sample": outside, "candidates": data.candidates, "y": data.y, "fold": fold,
+        "in_sample": in_sample, "out_of_sample": out_of_sample(session), "candidates": data.candidates, "y": data.y,
         "seconds": middle - start, "seconds_folds": time.perf_counter() - middle,
     }  # fmt: skip
+
+
+def measure(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said without true labels, and what they say."""
+    p, before, sets, y = (found[name] for name in ("out_of_sample", "in_sample", "candidates", "y"))
+    rule, rows = str(found["rule"]), np.arange(len(y))
+    possible = None
+    if rule == "superclass":
+        groups = np.array(ANIMALS)
+        possible = (sets[:, :, None] & (groups[:, None] == groups[None, :])).any(axis=1)
+    error = estimate_label_error(p, sets, rule != "real", possible)
+    temperature = confidence_temperature(p, sets, 1 - error.labels.value)
+    labels, labels_before = (np.where(sets, table, -1.0).argmax(axis=1) for table in (p, before))
+    return {
+        "set": str(found["set"]), "method": str(found["method"]), "rule": rule, "n": len(y), "classes": sets.shape[1],
+        "mean_size": sets.sum(axis=1).mean(), "truth_in_set": sets[rows, y].mean(),
+        "true_error_answers": (p.argmax(axis=1) != y).mean(), "true_error_labels": (labels != y).mean(),
+        "true_error_labels_in_sample": (labels_before != y).mean(), **{
+            f"{name}{end}": value
+            for name in ("outside", "answers", "labels")
+            for end, value in zip(("", "_low", "_high"), getattr(error, name), strict=True)
+        },
+        "temperature": temperature,
+        "ece_in_sample": calibration_error(before[rows, labels_before], labels_before == y),
+        "ece_out_of_sample_all_classes": calibration_error(p[rows, labels], labels == y),
+        "ece_confidence": calibration_error(within_sets(p, sets, temperature)[rows, labels], labels == y),
+        "seconds": float(found["seconds"]), "seconds_folds": float(found["seconds_folds"]),
+    }  # fmt: skip
+
+
+def calibration_error(confidence: NDArray[Any], right: NDArray[np.bool_], bins: int = 15) -> float:
+    """Expected calibration error, with bins of equal width."""
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [np.abs((confidence - right)[place == b].sum()) for b in range(bins)]
+    return float(sum(gaps) / len(right))
 
 
 def main() -> None:
@@ -163,17 +195,23 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--sets", default=";".join(SETS))
     parser.add_argument("--methods", default="proden;crosel")
+    parser.add_argument("--kept-only", action="store_true", help="train nothing")
     parser.add_argument("--out", type=Path, default=None, help="jsonl file to add to")
     args = parser.parse_args()
     args.keep.mkdir(parents=True, exist_ok=True)
+    about = environment(["python", *sys.argv])
     for name in chosen(args.sets, SETS, "--sets"):
         for method in args.methods.split(";"):
             path = args.keep / f"{name} {method}.npz".replace(" ", "_").replace(",", "")
+            if not path.exists() and not args.kept_only:
+                found = train(SETS[name][0](args.data), method, seed=0)
+                np.savez_compressed(path, **found, set=name, method=method, rule=SETS[name][1])
             if path.exists():
-                continue
-            found = train(SETS[name][0](args.data), method, seed=0)
-            np.savez_compressed(path, **found, set=name, method=method, rule=SETS[name][1])
-            print(name, method, found["seconds"], found["seconds_folds"], flush=True)
+                with np.load(path) as kept:
+                    row = {k: round(v, 4) if isinstance(v, float) else v for k, v in measure(dict(kept)).items()}
+                print(row, flush=True)
+                if args.out is not None:
+                    add({**row, "environment": about}, args.out)
 
 
 if __name__ == "__main__":

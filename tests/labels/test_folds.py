@@ -1,0 +1,145 @@
+"""Out-of-sample judgement: who trains on what, what a killed run keeps, and what labels are made of."""
+
+import numpy as np
+import pytest
+import torch
+
+from crosel import PartialLabelClassifier
+from crosel.candidates import superclass, uniform
+from crosel.config import build_config
+from crosel.data.dataset import make_dataset
+from crosel.errors import Interrupted, UserError
+from crosel.runs import folds as folds_module
+from crosel.runs.folds import assign_folds, out_of_sample, read_out_of_sample
+from crosel.runs.result import Result, drawn_at_random
+from crosel.training.build import build_session, resolve
+from crosel.training.trainer import fit
+
+
+def blobs(n=60, k=3, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, k, n)
+    return (np.eye(k)[y] * 3 + rng.normal(size=(n, k))).astype(np.float32), y
+
+
+def session(sets=None, settings=(), groups=None, n=60):
+    x, y = blobs(n)
+    sets = uniform(y, 3, 0.3, seed=0) if sets is None else sets
+    data = make_dataset(x, sets, y, classes=3, place="test", groups=groups)
+    values = {"source": "memory", "method": {"name": "proden"}, "train": {"epochs": 3, "folds": 3}}
+    config = build_config(settings=settings, values=values)
+    return build_session(resolve(config, data), data, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("n", "k"), [(10, 2), (11, 3), (7, 7)])
+def test_folds_are_of_equal_sizes_but_for_one(n, k):
+    fold = assign_folds(n, k, seed=3)
+    sizes = np.bincount(fold, minlength=k)
+    assert sizes.sum() == n
+    assert sizes.max() - sizes.min() <= 1
+    assert (fold == assign_folds(n, k, seed=3)).all()
+
+
+@pytest.mark.parametrize("folds", [1, 61])
+def test_numbers_of_folds_that_make_no_sense_are_refused_before_training(folds):
+    with pytest.raises(UserError, match=r"train\.folds"):
+        session(settings=[f"train.folds={folds}"])
+
+
+def test_no_network_judges_what_it_trained_on(monkeypatch):
+    trained = []
+    real = folds_module.build_session
+
+    def build(config, data, *rest):
+        trained.append({int(name) for name in data.ids})
+        assert data.y is None
+        return real(config, data, *rest)
+
+    monkeypatch.setattr(folds_module, "build_session", build)
+    run = session()
+    p = out_of_sample(run)
+    fold = assign_folds(run.data.n, 3, run.config.seed)
+    assert [set(range(60)) - rows for rows in trained] == [set(np.flatnonzero(fold == k)) for k in range(3)]
+    assert p.sum(axis=1) == pytest.approx(1)
+
+
+def test_a_killed_run_goes_on_with_the_next_fold(tmp_path, monkeypatch):
+    run, path = session(), tmp_path / "folds.npz"
+    whole = out_of_sample(run)
+    built, real = [], folds_module.build_session
+    monkeypatch.setattr(folds_module, "build_session", lambda *given: built.append(1) or real(*given))
+    with pytest.raises(Interrupted):
+        out_of_sample(run, path, stop_requested=lambda: len(built) > 1)
+    assert len(built) == 2
+    assert read_out_of_sample(path, run) is None
+    again = out_of_sample(run, path)
+    assert len(built) == 4, "the first fold is not trained again"
+    assert (again == whole).all()
+    assert (read_out_of_sample(path, run) == whole).all()
+
+
+def test_what_is_saved_of_other_sets_is_not_used(tmp_path):
+    path = tmp_path / "folds.npz"
+    out_of_sample(session(), path)
+    assert read_out_of_sample(path, session(sets=np.ones((60, 3), bool))) is None
+    path.write_bytes(path.read_bytes()[:100])
+    assert read_out_of_sample(path, session()) is None
+
+
+def test_labels_and_confidence_come_from_the_folds_and_the_weights_do_not_change():
+    run, bare = session(), session(settings=["train.folds=0"])
+    fit(run)
+    fit(bare)
+    p = out_of_sample(run)
+    for name, tensor in bare.method.state_dict().items():
+        assert torch.equal(tensor, run.method.state_dict()[name]), name
+    result, before = Result.of(run, out_of_sample=p), Result.of(bare)
+    sets = run.data.candidates
+    assert before.error is None
+    assert (result.labels == np.where(sets, p, -1).argmax(axis=1)).all()
+    assert result.confidence.mean() == pytest.approx(1 - result.error.labels.value, abs=0.02)
+    assert result.error.random_sets is False, "no rule is known"
+    assert (result.probabilities == p).all()
+    disputed = np.array(result.flag_names()) == "disputed"
+    assert (disputed == (result.labels != before.labels)).all()
+
+
+def test_the_error_is_saved_with_the_labels(tmp_path):
+    run = session()
+    result = Result.of(run, out_of_sample=out_of_sample(run))
+    result.save(tmp_path)
+    loaded = Result.load(tmp_path, result.examples)
+    assert loaded.error == result.error
+    (tmp_path / "label_error.json").write_text("{}")
+    assert Result.load(tmp_path, result.examples).error is None
+
+
+def test_answers_outside_their_set_are_flagged_if_they_are_sure():
+    run = session()
+    p = np.full((60, 3), 0.005, np.float32)
+    p[np.arange(60), run.data.y] = 0.99
+    run.data.candidates[0] = np.arange(3) != run.data.y[0]
+    result = Result.of(run, out_of_sample=p)
+    assert result.flag_names()[0] == "outside"
+    assert result.outside_labels[0] == run.data.y[0]
+    assert (result.outside_labels[1:] == -1).all()
+    assert Result.of(run, outside_gamma=1.0, out_of_sample=p).flag_names()[0] != "outside"
+
+
+def test_rules_that_draw_at_random_are_known():
+    _, y = blobs()
+    for rule, known in (("uniform:q=0.3", True), ("uniform:q=0.3,eta=0.1", False), ("uniform-sets", True)):
+        assert drawn_at_random(session(settings=[f"candidates={rule}"])) == (known, None)
+    sets = superclass(y, [0, 0, 1], 0.5, seed=0)
+    known, possible = drawn_at_random(session(sets, ["candidates=superclass:q=0.5"], groups=(0, 0, 1)))
+    assert known
+    assert (possible == (np.array([0, 0, 1])[None] == np.array([0, 0, 1])[y][:, None])).all()
+
+
+def test_the_estimator_says_how_many_labels_are_wrong(tmp_path):
+    x, y = blobs(120)
+    clf = PartialLabelClassifier("proden", epochs=3, folds=2).fit(x, uniform(y, 3, 0.3, seed=0))
+    assert 0 <= clf.label_error_.labels.low <= clf.label_error_.labels.high <= 1
+    clf.save(tmp_path / "clf.safetensors")
+    assert PartialLabelClassifier.load(tmp_path / "clf.safetensors").label_error_ == clf.label_error_
+    assert PartialLabelClassifier("proden", epochs=1, folds=0).fit(x, uniform(y, 3, 0.3, seed=0)).label_error_ is None
