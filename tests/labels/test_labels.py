@@ -338,7 +338,7 @@ def test_counts_of_labels_are_easy_to_read(
 ) -> None:
     codes = [FLAGS.index("")] * 1500 + [FLAGS.index("outside")] * 1273 + [FLAGS.index("unsure")] * 2
     many = replace(make_result(), labels=np.zeros(2775, int), flags=np.array(codes, np.int8))
-    monkeypatch.setattr(Result, "of", lambda *_: many)
+    monkeypatch.setattr(Result, "of", lambda *_, **__: many)
     for name, made in (("write_labels", None), ("write_outside", 1273)):
         monkeypatch.setattr(f"crosel.runs.labels.{name}", lambda *_, made=made: made)
     command = ("labels", str(tiny_run.path), "--out", str(tmp_path / "l.csv"))

@@ -277,10 +277,13 @@ def test_the_same_method_keeps_what_was_said(file):
 @pytest.mark.parametrize(
     ("settings", "left"),
     [
-        ([], {"augment.cutout_fill", "augment.flip", "network.name", "train.lr", "train.weight_decay"}),
-        (["augment.flip=true", "train.lr=1"], {"augment.cutout_fill", "network.name", "train.weight_decay"}),
-        (["network.name=mlp"], {"augment.cutout_fill", "augment.flip"}),
-        (["augment.flip=true", "network.name=mlp", "augment.cutout_fill=5"], set()),
+        ([], {"augment.cutout_fill", "augment.flip", "network.name", "train.folds", "train.lr", "train.weight_decay"}),
+        (
+            ["augment.flip=true", "train.lr=1", "train.folds=3"],
+            {"augment.cutout_fill", "network.name", "train.weight_decay"},
+        ),
+        (["network.name=mlp"], {"augment.cutout_fill", "augment.flip", "train.folds"}),
+        (["augment.flip=true", "network.name=mlp", "augment.cutout_fill=5", "train.folds=0"], set()),
     ],
 )
 def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
