@@ -162,7 +162,7 @@ def measure(found: Mapping[str, Any]) -> dict[str, Any]:
     if rule == "superclass":
         groups = np.array(ANIMALS)
         possible = (sets[:, :, None] & (groups[:, None] == groups[None, :])).any(axis=1)
-    error = estimate_label_error(p, sets, rule != "real", possible)
+    error = estimate_label_error(p, sets, rule != "real", possible, selects=str(found["method"]) == "crosel")
     temperature = confidence_temperature(p, sets, 1 - error.labels.value)
     labels, labels_before = (np.where(sets, table, -1.0).argmax(axis=1) for table in (p, before))
     return {

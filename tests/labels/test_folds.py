@@ -8,7 +8,7 @@ from crosel import PartialLabelClassifier
 from crosel.candidates import superclass, uniform
 from crosel.config import build_config
 from crosel.data.dataset import make_dataset
-from crosel.errors import Interrupted, UserError
+from crosel.errors import Diverged, Interrupted, UserError
 from crosel.runs import folds as folds_module
 from crosel.runs.folds import assign_folds, out_of_sample, read_out_of_sample
 from crosel.runs.result import Result, drawn_at_random
@@ -78,6 +78,15 @@ def test_a_killed_run_goes_on_with_the_next_fold(tmp_path, monkeypatch):
     assert (read_out_of_sample(path, run) == whole).all()
 
 
+def test_folds_that_diverge_leave_the_run_without_them(monkeypatch, caplog):
+    def diverge(*_):
+        raise Diverged("the loss is no longer finite")
+
+    monkeypatch.setattr(folds_module, "fit", diverge)
+    assert out_of_sample(session()) is None
+    assert "no longer finite" in caplog.text
+
+
 def test_what_is_saved_of_other_sets_is_not_used(tmp_path):
     path = tmp_path / "folds.npz"
     out_of_sample(session(), path)
@@ -123,7 +132,6 @@ def test_answers_outside_their_set_are_flagged_if_they_are_sure():
     assert result.flag_names()[0] == "outside"
     assert result.outside_labels[0] == run.data.y[0]
     assert (result.outside_labels[1:] == -1).all()
-    assert Result.of(run, outside_gamma=1.0, out_of_sample=p).flag_names()[0] != "outside"
 
 
 def test_rules_that_draw_at_random_are_known():

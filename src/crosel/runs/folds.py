@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from crosel.config import RunConfig
 from crosel.data.dataset import only_rows
-from crosel.errors import UserError
+from crosel.errors import Diverged, UserError
 from crosel.nn.networks import NetworkFactory
 from crosel.training.build import build_session
 from crosel.training.session import Session
@@ -63,7 +63,12 @@ def out_of_sample(
     if not done.all():
         logger.info(f"labels are judged out of sample: {folds} trainings on all but one of {folds} parts each")
     for k in np.flatnonzero(~done):
-        probabilities[fold == k] = _held_out(session, fold == k, int(k), make_network, trust_code, stop_requested)
+        try:
+            part = _held_out(session, fold == k, int(k), make_network, trust_code, stop_requested)
+        except Diverged as error:  # the run itself is finished and well
+            logger.warning(f"labels cannot be judged out of sample: without part {k + 1} of {folds}, {error}")
+            return None
+        probabilities[fold == k] = part
         done[k] = True
         if path is not None:
             _write(path, session, probabilities, done)

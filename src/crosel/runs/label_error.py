@@ -17,9 +17,9 @@ everybody. Were w_1 free, a wrong answer in the set could not be told from a rig
 
     w_1 = c w_2        a wrong first answer is c times as likely a candidate as a wrong second one
 
-Where people had all labels checked, c was 1 to 3 (docs: Error rates without true labels), so the estimate has c = 2.
-Nobody can check that for a new set: the interval holds the estimates for c from 1 to 4, and on each side the sampling
-error (bootstrap).
+Networks that learn from labels they select themselves say less of the second label than others do: c is larger there.
+Nobody can check c for a new set: the interval holds the estimates for a range of c, and on each side the sampling error
+(bootstrap). docs/labels.md says where c comes from.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 HEAD = 6  # ranks with a weight of their own; the others share one
-FIRST_TO_SECOND = (1.0, 2.0, 4.0)  # c: the least, the best guess, the most
+FIRST_TO_SECOND = (1.0, 1.5, 4.0)  # c: the least, the best guess, the most
+FIRST_TO_SECOND_SELECTED = (1.5, 3.0, 6.0)  # the same where networks learn from labels they selected
 RESAMPLES = 40  # for a standard error
 SERIOUS = 0.1  # so many wrong labels, at the least, are something to be warned of
 CONVERGED = 1e-7  # of the mean log likelihood
@@ -272,16 +273,19 @@ def estimate_label_error(
     candidates: Bools,
     random_sets: bool = False,
     possible: Bools | None = None,
+    selects: bool = False,
     seed: int = 0,
 ) -> LabelError:
     """Error rates of answers and labels from out-of-sample probabilities [n, k] and candidate sets [n, k].
 
-    `random_sets`: wrong candidates were drawn at random, from `possible` [n, k] (default: all labels).
+    `random_sets`: wrong candidates were drawn at random, from `possible` [n, k] (default: all labels). `selects`: the
+    networks learned from labels that they selected themselves.
     """
+    c_low, c_middle, c_high = FIRST_TO_SECOND_SELECTED if selects else FIRST_TO_SECOND
     n = len(candidates)
     outside = wilson(float(answers_outside(probabilities, candidates).sum()), n)
     patterns = rank_patterns(probabilities, candidates, possible)
-    low, middle, high = (fit_ranks(patterns, c, random_sets) for c in FIRST_TO_SECOND)
+    low, middle, high = (fit_ranks(patterns, c, random_sets) for c in (c_low, c_middle, c_high))
     if random_sets:
         everything = np.ones_like(candidates) if possible is None else possible
         answers = random_sets_error(probabilities, candidates, everything)
@@ -291,10 +295,7 @@ def estimate_label_error(
     again = []
     for _ in range(RESAMPLES):
         drawn = patterns._replace(examples=rng.multinomial(n, patterns.examples / n))
-        ends = [
-            fit_ranks(drawn, c, random_sets, fit, steps=100)
-            for c, fit in ((FIRST_TO_SECOND[0], low), (FIRST_TO_SECOND[2], high))
-        ]
+        ends = [fit_ranks(drawn, c, random_sets, fit, steps=100) for c, fit in ((c_low, low), (c_high, high))]
         again.append([(fit.answers, fit.labels) for fit in ends])
     spread = NORMAL_95 * np.std(again, axis=0)  # [end, what]
     if candidates.all():  # such sets tell nothing

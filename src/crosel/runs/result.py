@@ -316,7 +316,8 @@ def judge(
     """
     sets = session.data.candidates
     assert sets is not None
-    error = estimate_label_error(probabilities, sets, *drawn_at_random(session))
+    selects = session.method.training_labels() is not None
+    error = estimate_label_error(probabilities, sets, *drawn_at_random(session), selects=selects)
     temperature = confidence_temperature(probabilities, sets, 1 - error.labels.value)
     labels = np.where(sets, probabilities, -1.0).argmax(axis=1)
     confidence = within_sets(probabilities, sets, temperature).max(axis=1).astype(np.float32)
@@ -324,7 +325,7 @@ def judge(
     outside = np.where(answers_outside(answers, sets) & (answers.max(axis=1) >= gamma), answers.argmax(axis=1), -1)
     disputed = (np.array(flags) == "disputed") | (labels != trained)
     # Without a history, a low confidence is what makes a label unsure.
-    unsure = np.array(flags) == "unsure" if session.method.training_labels() is not None else confidence < UNSURE_BELOW
+    unsure = np.array(flags) == "unsure" if selects else confidence < UNSURE_BELOW
     return labels, confidence, _flags(outside, disputed, unsure), outside, error
 
 
