@@ -50,16 +50,16 @@ ours = backbone.encode(np.stack([backbone.prepare(china), backbone.prepare(flowe
 np.testing.assert_allclose(ours, wanted, atol=1e-4)
 
 lines, rng = ["path,candidates,label,split"], np.random.default_rng(0)
-for i in range(16):
+for i in range(48):
     name, picture = (("temple", china), ("flower", flower))[i % 2]
     left, top = rng.integers(0, 340), rng.integers(0, 127)
     picture.crop((left, top, left + 300, top + 300)).save(f"{i}.jpg")
-    sets = name if i < 4 else "temple|flower"
-    lines.append(f"{i}.jpg,{sets},{name},{'test' if i >= 12 else 'train'}")
+    sets = name if i < 16 else "temple|flower"
+    lines.append(f"{i}.jpg,{sets},{name},{'test' if i >= 36 else 'train'}")
 open("list.csv", "w").write("\\n".join(lines) + "\\n")
 sys.argv[1:] = (
     "train list.csv --method proden --set network.name=timm/tf_efficientnet_lite0 --set train.epochs=30 "
-    "--set train.batch_size=4 --set network.weights=lite0.safetensors --device cpu --out run"
+    "--set network.weights=lite0.safetensors --device cpu --out run"
 ).split()
 cli.main()
 """
