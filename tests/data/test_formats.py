@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,10 +64,31 @@ def _cifar(folder: Path) -> Path:
     return folder / "cifar"
 
 
+def _arrow(folder: Path) -> Path:
+    pq: Any = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(_arrow_rows(), folder / "d.parquet")
+    return folder / "d.parquet"
+
+
+def _saved(folder: Path) -> Path:
+    """As `datasets` does."""
+    pa: Any = pytest.importorskip("pyarrow")
+    put(folder / "saved" / "dataset_info.json", "{}")
+    put(folder / "saved" / "state.json", '{"_data_files": [{"filename": "data.arrow"}]}')
+    with pa.ipc.new_stream(folder / "saved" / "data.arrow", _arrow_rows().schema) as writer:
+        writer.write_table(_arrow_rows())
+    return folder / "saved"
+
+
+def _arrow_rows() -> Any:
+    pa: Any = pytest.importorskip("pyarrow")
+    return pa.table({"id": [f"r{i}" for i in range(5)], "x": list(X), "candidates": [["x", "y"]] * 5})
+
+
 # A new format needs a sample here: a function that writes one into a folder and returns its path.
 SAMPLES: dict[str, Callable[[Path], Path]] = {
-    "Cifar": _cifar, "Csv": _csv, "ImageFile": lambda folder: picture(folder / "a.png"), "ImageFolder": _images,
-    "Jsonl": _jsonl, "LabelStudio": _studio, "Mat": _mat, "Npz": _npz,
+    "Arrow": _arrow, "Cifar": _cifar, "Csv": _csv, "ImageFile": lambda folder: picture(folder / "a.png"),
+    "ImageFolder": _images, "Jsonl": _jsonl, "LabelStudio": _studio, "Mat": _mat, "Npz": _npz, "SavedDataset": _saved,
 }  # fmt: skip
 BY_NAME = {type(format).__name__: format for format in FORMATS}
 BY_PATH = [name for name in BY_NAME if name != "Digits"]  # which are known by their name only
@@ -83,7 +105,7 @@ def test_a_format_recognises_its_own(tmp_path, name):
     assert any(format.can(task) for task in TASKS)
     assert all(find_format(path, task) is format for task in TASKS if format.can(task))
     others = [other for other in FORMATS if other.recognises(path) and other is not format]
-    assert [type(other).__name__ for other in others] == (["ImageFolder"] if name == "Cifar" else [])
+    assert [type(other).__name__ for other in others] == (["ImageFolder"] if name in ("Cifar", "SavedDataset") else [])
 
 
 @pytest.mark.parametrize("name", [name for name in BY_PATH if BY_NAME[name].can("read")])

@@ -48,11 +48,11 @@ class Encoder(Protocol):
         """Embeddings [m, d] of prepared examples, images as one array."""
 
 
-def content_digest(content: bytes) -> bytes:
+def content_digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
-ChooseEncoder = Callable[[Sequence[Path]], Encoder | None]  # by image files
+ChooseEncoder = Callable[[Sequence[Any]], Encoder | None]  # by the images: files, or what lies in one
 
 
 class EmbeddingStore:
@@ -144,7 +144,7 @@ class Embedder:
         assert self._encoder is not None
         return self._encoder
 
-    def takes_files(self, paths: Sequence[Path]) -> bool:
+    def takes_files(self, paths: Sequence[Any]) -> bool:
         """Whether image files are to be embedded, and not decoded."""
         if self._encoder is None and self._choose is not None and paths:
             self._encoder, self._choose = self._choose(paths), None

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crosel.data.embeddings import Embedder
+from crosel.data.embeddings import Embedder, content_digest
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
@@ -36,6 +37,25 @@ _CACHE = ".crosel-cache"
 _CACHE_VERSION = 3  # raise it when the same files give other pixels, or the cache is written in another way
 _CACHES_KEPT = 8
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
+
+
+@dataclass(frozen=True, repr=False)
+class StoredImage:
+    """An image file that lies in another file, as in a column of parquet."""
+
+    name: str
+    content: bytes | memoryview
+
+    def exists(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return self.name or "image"
+
+    __repr__ = __str__
+
+
+ImageSource = Path | StoredImage
 
 
 def ends_as_image(text: str) -> bool:
@@ -57,7 +77,7 @@ def _flatten(image: Any) -> Any:
     return image
 
 
-def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
+def decode(source: ImageSource, settings: DataSettings) -> NDArray[np.uint8]:
     """One image, upright, on white, resized. ValueError or OSError if it cannot be."""
     side = settings.image_size
 
@@ -69,12 +89,18 @@ def decode(path: Path, settings: DataSettings) -> NDArray[np.uint8]:
             image = image.resize((side, side), Image.Resampling.BILINEAR, box, reducing_gap=2.0)
         return np.array(image, dtype=np.uint8).reshape(side, side, -1)
 
-    _check_regular(path)
-    return _opened(path, settings.image_mode, side, resized)
+    _check_regular(source)
+    return _opened(_file_of(source), settings.image_mode, side, resized)
 
 
-def _check_regular(path: Path) -> None:
-    mode = os.stat(path).st_mode
+def _file_of(source: ImageSource) -> Path | IO[bytes]:
+    return source if isinstance(source, Path) else io.BytesIO(source.content)
+
+
+def _check_regular(source: ImageSource) -> None:
+    if isinstance(source, StoredImage):
+        return
+    mode = os.stat(source).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ValueError("not a plain file")  # a pipe would keep us waiting for ever
 
@@ -113,7 +139,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_images(
-    paths: Sequence[Path],
+    paths: Sequence[ImageSource],
     settings: DataSettings,
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
@@ -126,7 +152,7 @@ def read_images(
 
 
 def read_usable_images(
-    paths: Sequence[Path],
+    paths: Sequence[ImageSource],
     settings: DataSettings,
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
@@ -143,7 +169,7 @@ def read_usable_images(
 
 
 def _decode_or_recall(
-    paths: Sequence[Path],
+    paths: Sequence[ImageSource],
     settings: DataSettings,
     places: Sequence[str] | None,
     cache_beside: Path | None,
@@ -173,7 +199,7 @@ class ImageFiles:
 
     ndim = 4  # as the arrays of images that it stands for
 
-    def __init__(self, paths: Sequence[Path | None]) -> None:
+    def __init__(self, paths: Sequence[ImageSource | None]) -> None:
         self.paths = paths
 
     def __len__(self) -> int:
@@ -188,7 +214,7 @@ class ImageFiles:
         try:
             if path is not None:
                 _check_regular(path)
-                return _opened(path, "RGB", THUMBNAIL, _thumbnail)
+                return _opened(_file_of(path), "RGB", THUMBNAIL, _thumbnail)
         except (ValueError, OSError):
             pass
         return np.full((3, 32, 32), 127, np.uint8)
@@ -200,26 +226,31 @@ def _thumbnail(image: Any) -> NDArray[np.uint8]:
     return pixels
 
 
-def typical_size(paths: Sequence[Path]) -> tuple[int, int]:
+def typical_size(paths: Sequence[ImageSource]) -> tuple[int, int]:
     """Width and height of the image in the middle of a few, by their short sides; (0, 0) where none can be read."""
     sizes = []
     for path in paths[:: max(1, len(paths) // 9)]:
         with contextlib.suppress(ValueError, OSError, Image.DecompressionBombError):
             _check_regular(path)
-            with Image.open(path) as image:
+            with Image.open(_file_of(path)) as image:
                 sizes.append(image.size)
     return sorted(sizes, key=min)[len(sizes) // 2] if sizes else (0, 0)
 
 
 def embed_images(
-    paths: Sequence[Path], embedder: Embedder, cache_beside: Path | None, progress: OnImages | None, to_the_end: bool
+    paths: Sequence[ImageSource],
+    embedder: Embedder,
+    cache_beside: Path | None,
+    progress: OnImages | None,
+    to_the_end: bool,
 ) -> tuple[NDArray[np.float32], dict[int, Exception]]:
     """Embeddings of image files, [n, d]; and what cannot be read."""
     side = embedder.encoder.size
 
     def read(row: int) -> bytes:
-        _check_regular(paths[row])
-        return paths[row].read_bytes()
+        source = paths[row]
+        _check_regular(source)
+        return source.read_bytes() if isinstance(source, Path) else bytes(source.content)
 
     def prepare(content: bytes) -> NDArray[np.uint8]:
         return _opened(io.BytesIO(content), "RGB", side, embedder.encoder.prepare)
@@ -246,7 +277,9 @@ def embed_arrays(
     return embedder.embed(len(x), lambda row: shape + x[row].tobytes(), prepare, cache_beside, progress)[0]
 
 
-def _told(failed: Mapping[int, Exception], paths: Sequence[Path], places: Sequence[str] | None) -> dict[int, str]:
+def _told(
+    failed: Mapping[int, Exception], paths: Sequence[ImageSource], places: Sequence[str] | None
+) -> dict[int, str]:
     """A line about each file that cannot be read, by row."""
     bad: dict[int, str] = {}
     for row, error in failed.items():
@@ -261,7 +294,7 @@ def bad_inputs_note(bad: Mapping[int, str]) -> list[str]:
 
 
 def _decode_all(
-    paths: Sequence[Path],
+    paths: Sequence[ImageSource],
     rows: Sequence[int],
     settings: DataSettings,
     out: NDArray[np.uint8],
@@ -312,10 +345,13 @@ class _ImageCache:
     time: why they are bad may not show in the file itself. Where the folder cannot be written to, there is no cache.
     """
 
-    def __init__(self, beside: Path, paths: Sequence[Path], settings: DataSettings) -> None:
+    def __init__(self, beside: Path, paths: Sequence[ImageSource], settings: DataSettings) -> None:
         key = f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode} {settings.resize}"
         digest = hashlib.sha256(key.encode())
         for path in paths:
+            if isinstance(path, StoredImage):
+                digest.update(b"\0" + content_digest(path.content))
+                continue
             try:
                 found = os.stat(path)
                 text = f"\0{os.path.abspath(path)}\0{found.st_size}\0{found.st_mtime_ns}"

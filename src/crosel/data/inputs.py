@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def join_inputs(
     settings: DataSettings,
     progress: OnImages | None,
     features: Array | None = None,
-    image_cells: Sequence[str] | None = None,
+    image_cells: Sequence[Any] | None = None,
     columns: tuple[str, ...] | None = None,  # names of the features
 ) -> Inputs:
     """Inputs for examples known by name: from `data.inputs`, else features beside, else the images they name."""

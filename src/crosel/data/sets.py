@@ -50,7 +50,7 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
     """Rows with candidates, or with plain labels."""
     if settings.inputs is not None:
         raise UserError(
-            f"{table.path}, line 1: data.inputs is for votes and scores; rows with candidates or labels hold their "
+            f"{table.head}: data.inputs is for votes and scores; rows with candidates or labels hold their "
             "inputs themselves: leave data.inputs out, and add a column 'path' or columns of numbers"
         )
     notes = [f"feature {quoted(name)}: if it is the true label, name it 'label'" for name in _may_be_truth(table.names)]
@@ -66,7 +66,7 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
     no_label = next((int(row) for row in train if labels[row] is None), 0)
     partly = truth is None and any(labels[row] is not None for row in train)
     if partly:
-        notes.append(f"some rows have no label (line {table.lines[no_label]} is the first); {LABELS_UNUSED}")
+        notes.append(f"some rows have no label ({table.line(no_label)} is the first); {LABELS_UNUSED}")
     sets, weights = _sets(table, train, settings.separator)
     if sets is None and truth is None:
         place = table.place(no_label, "label")
@@ -112,14 +112,14 @@ def _example_ids(table: Table, notes: list[str]) -> list[str] | None:
     """Names for the examples; None: their numbers. Paths are names only where no two are the same."""
     if "id" in table.columns:
         return check_ids(table)
-    if "path" not in table.columns:
+    if table.key != "path":
         return table.columns.get(_NUMBER)
     paths, first = first_rows(table, "path")
     again = [row for row in range(table.n) if first[row] != row]
     if not again:
         return paths
     notes.append(
-        f"{table.place(again[0], 'path')}: the same image as in line {table.lines[first[again[0]]]} "
+        f"{table.place(again[0], 'path')}: the same image as in {table.line(first[again[0]])} "
         f"(repeated rows: {len(again)}), so examples are numbered; give them a column 'id', "
         "or leave such rows out: --set data.skip_bad=true"
     )

@@ -1,4 +1,4 @@
-"""Rows of a csv or jsonl file in memory: the columns with a role, and numbers."""
+"""Rows of a file in memory: the columns with a role, and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import Array
-from crosel.data.images import read_usable_images
+from crosel.data.images import ImageSource, StoredImage, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
@@ -25,7 +25,7 @@ T = TypeVar("T")
 @dataclass
 class Table:
     path: Path
-    lines: Sequence[int]  # the line each row begins on
+    lines: Sequence[int]  # the line each row begins on, or its number in a file without lines
     columns: dict[str, list[Any]]  # role -> cells
     titles: dict[str, str]  # role -> the name in the file
     features: NDArray[np.float32] | None = None
@@ -33,6 +33,8 @@ class Table:
     texts: dict[str, list[str]] = field(default_factory=dict)  # other columns, where text is wanted
     unused: Sequence[str] = ()  # names of columns that are not read
     kind_guessed: bool = False  # whether it may be something else: `data.format` says what it is
+    unit: str = "line"  # what `lines` are
+    classes: tuple[str, ...] | None = None  # in order, where the file names them
 
     @property
     def n(self) -> int:
@@ -47,11 +49,22 @@ class Table:
     @property
     def key(self) -> str | None:
         """The column that rows are known by: their ids, else their paths."""
-        return next((role for role in ("id", "path") if role in self.columns), None)
+        if "id" in self.columns:
+            return "id"
+        paths = self.columns.get("path")
+        return "path" if paths is not None and all(isinstance(cell, str) for cell in paths) else None
+
+    @property
+    def head(self) -> str:
+        """The place of what is wrong with the columns themselves."""
+        return f"{self.path}, line 1" if self.unit == "line" else str(self.path)
 
     def place(self, row: int, role: str | None = None) -> str:
         column = f", column {quoted(self.titles.get(role, role))}" if role else ""
-        return f"{self.path}, line {self.lines[row]}{column}"
+        return f"{self.path}, {self.line(row)}{column}"
+
+    def line(self, row: int) -> str:
+        return f"{self.unit} {self.lines[row]}"
 
     def take(self, rows: Sequence[int]) -> Table:
         """Some of the rows."""
@@ -82,16 +95,15 @@ class Table:
         return out
 
 
-def as_features(values: Array, table_path: Path, lines: Sequence[int], names: Sequence[str]) -> NDArray[np.float32]:
-    """Check numbers and bring them to single precision, with the line and column of the first that does not fit."""
+def as_features(values: Array, place: Callable[[int], str], names: Sequence[str]) -> NDArray[np.float32]:
+    """Check numbers and bring them to single precision, with the row and column of the first that does not fit."""
     with np.errstate(over="ignore"):
         out: NDArray[np.float32] = values.astype(np.float32)
     if not np.isfinite(out).all():
         row, column = np.argwhere(~np.isfinite(out))[0]
         value = values[row, column]
         what = "NaN" if np.isnan(value) else "an infinite value" if np.isinf(value) else f"{value:g} is too large"
-        place = f"{table_path}, line {lines[row]}, column {quoted(names[column])}"
-        raise UserError(f"{place}: {what}; fill it in or drop the row")
+        raise UserError(f"{place(int(row))}, column {quoted(names[column])}: {what}; fill it in or drop the row")
     return out
 
 
@@ -102,7 +114,7 @@ def check_ids(table: Table, role: str = "id") -> list[str]:
     for row, name in enumerate(ids):
         if name in seen:
             raise UserError(
-                f"{table.place(row, role)}: id {quoted(name)} was already given in line {table.lines[seen[name]]}; "
+                f"{table.place(row, role)}: id {quoted(name)} was already given in {table.line(seen[name])}; "
                 "give each row its own"
             )
         seen[name] = row
@@ -114,8 +126,10 @@ def own_ids(table: Table) -> list[str]:
     return check_ids(table, table.key) if table.key else [str(row) for row in range(table.n)]
 
 
-def image_path(cell: Any, root: Path) -> Path:
-    """A path as written in a file -> where it is. ValueError if it is no path."""
+def image_path(cell: Any, root: Path) -> ImageSource:
+    """A path as written in a file -> where it is; a stored image as it is. ValueError if it is neither."""
+    if isinstance(cell, StoredImage):
+        return cell
     if not isinstance(cell, str) or not cell.strip():
         raise ValueError(f"{quoted(cell)} is not a path to an image")
     text = cell.strip().removeprefix("file://")
@@ -145,7 +159,7 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
         name = table.titles.get("id")
         hint = f"; if {quoted(name)} holds the names of images, name it 'path'" if name else ""
         raise UserError(
-            f"{table.path}, line 1: there are no inputs; add a column 'path' with images, or columns of numbers{hint}"
+            f"{table.head}: there are no inputs; add a column 'path' with images, or columns of numbers{hint}"
         )
     root = image_root(settings, table.path)
     paths = table.parsed("path", lambda cell: image_path(cell, root))

@@ -105,7 +105,7 @@ def _same(table: Table, names: Sequence[str], role: str, cells: Sequence[Any]) -
         before = rows.setdefault(name, row)
         if cells[before] != cell:
             raise UserError(
-                f"{table.place(row, role)}: {quoted(cell)} for {quoted(name)}, but line {table.lines[before]} has "
+                f"{table.place(row, role)}: {quoted(cell)} for {quoted(name)}, but {table.line(before)} has "
                 f"{quoted(cells[before])}; {ALL_ROWS}"
             )
     return {name: cells[row] for name, row in rows.items()}
@@ -131,7 +131,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     for name, role in {"task": key, "worker": "worker", "label": "label"}.items():
         if role not in table.columns:
             missing = f"{name!r} is missing{did_you_mean(name, table.unused)}"
-            raise UserError(f"{table.path}, line 1: votes need the columns task, worker and label; {missing}")
+            raise UserError(f"{table.head}: votes need the columns task, worker and label; {missing}")
     tasks = table.parsed(key, partial(label_name, what="name"))
     no_vote, notes = no_votes(settings.classes), list[str]()
     labels = table.parsed("label", partial(_vote, no_vote=no_vote, separator=settings.separator))
@@ -181,8 +181,9 @@ def _distinct_votes(
                 votes.append((example[task], label, row, "label"))
             elif not skip_repeated:
                 what = f"the vote of {quoted(workers[row])} on {quoted(task)} for {quoted(label)}"
-                line = table.lines[before]
-                raise UserError(f"{table.place(row, 'label')}: {what} was already given in line {line}{OR_SKIP}")
+                raise UserError(
+                    f"{table.place(row, 'label')}: {what} was already given in {table.line(before)}{OR_SKIP}"
+                )
     return votes
 
 
@@ -194,14 +195,14 @@ def _features_of(table: Table, tasks: Sequence[str], first: Mapping[str, int]) -
     other = (table.features != table.features[firsts]).any(axis=1)
     if other.any():
         row = int(other.argmax())
-        what = f"the numbers for {quoted(tasks[row])} differ from those in line {table.lines[firsts[row]]}"
+        what = f"the numbers for {quoted(tasks[row])} differ from those in {table.line(firsts[row])}"
         raise UserError(f"{table.place(row)}: {what}; {ALL_ROWS}")
     return table.features[list(first.values())]
 
 
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if not table.texts:
-        raise UserError(f"{table.path}, line 1: there is no column of votes; add one for each annotator")
+        raise UserError(f"{table.head}: there is no column of votes; add one for each annotator")
     notes: list[str] = []
     if settings.skip_bad:
         table = without_repeated(table, notes)
@@ -265,13 +266,13 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
     if settings.skip_bad:
         table = without_repeated(table, notes)
     if table.features is None:
-        raise UserError(f"{table.path}, line 1: there is no column of scores; add one for each class")
+        raise UserError(f"{table.head}: there is no column of scores; add one for each class")
     scores, classes = table.features, tuple(table.names)
     if settings.classes is not None:  # their order, not the file's
         missing = [name for name in settings.classes if name not in classes]
         if missing:
             near = did_you_mean(missing[0], classes)
-            raise UserError(f"{table.path}, line 1: no column of scores for class {missing[0]!r}{near}")
+            raise UserError(f"{table.head}: no column of scores for class {missing[0]!r}{near}")
         scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
     names = own_ids(table)
     inputs = join_inputs(

@@ -7,7 +7,6 @@ import logging
 import math
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from types import CodeType
 
 import torch
@@ -16,7 +15,7 @@ from crosel.augment import make_views
 from crosel.config import HEAD_SETTINGS, RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.embeddings import ChooseEncoder
-from crosel.data.images import typical_size
+from crosel.data.images import ImageSource, typical_size
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
 from crosel.nn.backbones import SUGGESTED, Backbone, installed, is_backbone, open_backbone
@@ -72,7 +71,7 @@ def choose_encoder(config: RunConfig, device: torch.device | None = None) -> Bac
     if config.network.name != "auto" or "image_size" in config.data.model_fields_set:
         return open_encoder(config, device)
 
-    def choose(paths: Sequence[Path]) -> Backbone | None:
+    def choose(paths: Sequence[ImageSource]) -> Backbone | None:
         width, height = typical_size(paths)
         if min(width, height) <= PHOTOGRAPH:
             return None

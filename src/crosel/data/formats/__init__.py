@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from crosel.data.formats.arrow import Arrow, SavedDataset
 from crosel.data.formats.base import Chunk, Format, InputSpec, array_chunks
 from crosel.data.formats.cifar import Cifar
 from crosel.data.formats.csv import Csv
@@ -19,7 +20,7 @@ from crosel.utils.limits import check_regular_file
 __all__ = ["FORMATS", "Chunk", "Format", "InputSpec", "array_chunks", "find_format", "published_formats"]
 
 FORMATS: list[Format] = [
-    Digits(), Cifar(), ImageFile(), ImageFolder(), Csv(), Jsonl(), Npz(), Mat(), LabelStudio()
+    Digits(), Cifar(), ImageFile(), SavedDataset(), ImageFolder(), Csv(), Jsonl(), Arrow(), Npz(), Mat(), LabelStudio()
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from crosel.data.dataset import Array, Dataset, as_inputs
 from crosel.data.embeddings import Embedder, Encoder
-from crosel.data.images import embed_arrays, read_images
+from crosel.data.images import ImageSource, embed_arrays, read_images
 from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
@@ -157,7 +157,7 @@ class Format:
         return getattr(type(self), task) is not getattr(Format, task)
 
 
-def image_chunks(files: Iterator[tuple[str, Path, str]], spec: InputSpec, beside: Path) -> Iterator[Chunk]:
+def image_chunks(files: Iterator[tuple[str, ImageSource, str]], spec: InputSpec, beside: Path) -> Iterator[Chunk]:
     """Images in files: (id, file, what to call its place in an error) of each."""
     settings = spec.image_settings(beside)
     while batch := list(islice(files, spec.rows)):

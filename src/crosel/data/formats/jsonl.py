@@ -7,13 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from crosel.data.columns import ROLES, are_votes, column_roles, refuse_our_labels, refuse_unnamed_images
+from crosel.data.columns import ROLES, column_roles, refuse_our_labels
 from crosel.data.formats.rows import Numbers, RowFormat, Rows
-from crosel.data.settings import DataSettings, TableKind
-from crosel.data.table import Table
 from crosel.data.text import json_objects
 from crosel.errors import UserError
-from crosel.utils.text import counted, did_you_mean, quoted
+from crosel.utils.text import counted, quoted
 
 _LISTS = ("x", "features")  # keys that may hold a list of numbers
 _OPTIONAL = ("label", "truth", "weight", "split")  # roles that a row may leave out
@@ -141,20 +139,3 @@ class Jsonl(RowFormat):
 
     def open(self, path: Path) -> Rows:
         return JsonlRows(path)
-
-    def table(self, path: Path, settings: DataSettings, inputs_alone: bool = False) -> tuple[Table, TableKind]:
-        rows = JsonlRows(path)
-        with_features = "path" not in rows.titles and (inputs_alone or settings.inputs is None)
-        if with_features:
-            place = f"{path}, line {rows.line}"
-            refuse_unnamed_images({key: rows.first[key] for key in rows.features}, place)
-            words = [key for key in rows.features if isinstance(rows.first[key], str | list)]
-            if "candidates" not in rows.titles and (near := did_you_mean("candidates", words)):
-                raise UserError(f"{place}: there is no 'candidates'{near}")
-        table = rows.collect(with_features)
-        if not inputs_alone and not table.columns.keys() & {"candidates", "weight", "label", "truth"}:
-            raise UserError(
-                f"{path}, line {table.lines[0]}: there is no 'candidates'{did_you_mean('candidates', table.unused)} "
-                "and no 'label'; add one of them to every row"
-            )
-        return table, "votes" if are_votes(table.columns) else "table"

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.columns import ALL_ROWS, are_votes
+from crosel.data.columns import ALL_ROWS, are_votes, refuse_unnamed_images
 from crosel.data.dataset import Dataset
 from crosel.data.formats.base import Chunk, Format, InputSpec, image_chunks
+from crosel.data.images import ImageSource, StoredImage
 from crosel.data.inputs import Inputs
 from crosel.data.sets import sets_dataset
 from crosel.data.settings import DataSettings, OnImages, TableKind
@@ -34,7 +35,7 @@ from crosel.data.vocabulary import label_name
 from crosel.data.votes import long_votes, score_table, wide_votes
 from crosel.errors import UserError
 from crosel.utils.limits import check_bytes
-from crosel.utils.text import quoted
+from crosel.utils.text import did_you_mean, quoted
 
 logger = logging.getLogger(__name__)
 Numbers = Callable[[int, Any], Sequence[float]]  # (line, row) -> features
@@ -42,6 +43,8 @@ Numbers = Callable[[int, Any], Sequence[float]]  # (line, row) -> features
 
 class Rows:
     """A file of rows, opened: what its columns hold is known, and the rows come one by one."""
+
+    unit = "line"  # what errors count
 
     def __init__(self, path: Path, line: int, titles: dict[str, str], features: list[str], first: Any) -> None:
         self.path = path
@@ -53,6 +56,17 @@ class Rows:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(line, row) of all rows, the first included."""
         raise NotImplementedError
+
+    def place(self, line: int) -> str:
+        return f"{self.path}, {self.unit} {line}"
+
+    def _places(self, lines: Sequence[int]) -> Callable[[int], str]:
+        return lambda row: self.place(lines[row])
+
+    @property
+    def head(self) -> str:
+        """The place of what is wrong with the columns themselves."""
+        return self.place(self.line)
 
     def cell(self, row: Any, title: str) -> Any:
         """What a row holds in a column."""
@@ -99,15 +113,17 @@ class Rows:
             if len(lines) % 4096 == 0:
                 check_bytes(12 * len(values), "the numbers", self.path)
         if not names:
-            return Table(self.path, lines, columns, self.titles, texts=texts, unused=self.features)
-        features = as_features(np.frombuffer(values).reshape(len(lines), len(names)), self.path, lines, names)
+            return Table(self.path, lines, columns, self.titles, texts=texts, unused=self.features, unit=self.unit)
+        numbers_read = np.frombuffer(values).reshape(len(lines), len(names))
+        features = as_features(numbers_read, self._places(lines), names)
         return Table(
-            self.path, lines, columns, self.titles, features, names if self.has_names else self.features, texts
-        )
+            self.path, lines, columns, self.titles, features, names if self.has_names else self.features, texts,
+            unit=self.unit,
+        )  # fmt: skip
 
     def chunks(self, spec: InputSpec) -> Iterator[Chunk]:
         """The examples that the rows name or hold, as many at a time as `spec` says."""
-        place = f"{self.path}, line {self.line}"
+        place = self.head
         title = self._image_column(spec)
         if title is not None:
             self.ignore_features()
@@ -124,8 +140,8 @@ class Rows:
             self.check_names(wanted)
         while batch := list(islice(rows, spec.rows)):
             values = np.array([numbers for _, _, numbers in batch], dtype=np.float64)
-            lines = [line for _, line, _ in batch]
-            yield Chunk([name for name, _, _ in batch], as_features(values, self.path, lines, wanted))
+            features = as_features(values, self._places([line for _, line, _ in batch]), wanted)
+            yield Chunk([name for name, _, _ in batch], features)
 
     def _image_column(self, spec: InputSpec) -> str | None:
         """The column that names images: the ids may do so, as in votes."""
@@ -139,15 +155,18 @@ class Rows:
     def _image_root(self, cell: Any, spec: InputSpec) -> Path | None:
         """Where paths start from, as the first image shows: beside the list, or where those of the run do."""
         for root in (self.path.parent, spec.image_root):
-            if root is not None and image_path(cell, root).exists():
+            if root is not None and not isinstance(cell, StoredImage) and image_path(cell, root).exists():
                 return root
         return None
 
-    def _images(self, title: str, spec: InputSpec) -> Iterator[tuple[str, Path, str]]:
+    def _images(self, title: str, spec: InputSpec) -> Iterator[tuple[str, ImageSource, str]]:
         """(id, file, place) of the images that a column names."""
         root: Path | None = None
         for name, line, cell in self._examples(lambda _, row: self.cell(row, title)):
-            place, starts = f"{self.path}, line {line}, column {quoted(title)}", root is None
+            place, starts = f"{self.place(line)}, column {quoted(title)}", root is None
+            if isinstance(cell, StoredImage):
+                yield name, cell, place
+                continue
             try:
                 root = root or self._image_root(cell, spec)
                 image = image_path(cell, root or self.path.parent)
@@ -176,8 +195,8 @@ class Rows:
                 digest = _digest(value)
                 before, same = seen.setdefault(name, (line, digest))
                 if digest != same:
-                    what = f"line {before} has something else for {quoted(name)}"
-                    raise UserError(f"{self.path}, line {line}: {what}; {ALL_ROWS}")
+                    what = f"{self.unit} {before} has something else for {quoted(name)}"
+                    raise UserError(f"{self.place(line)}: {what}; {ALL_ROWS}")
                 if before != line:
                     continue
             yield name, line, value
@@ -185,17 +204,18 @@ class Rows:
 
     def _row_id(self, number: int, line: int, row: Any) -> str:
         if "id" not in self.titles:
-            return str(self.cell(row, self.titles["path"])).strip() if "path" in self.titles else str(number)
+            path = self.cell(row, self.titles["path"]) if "path" in self.titles else None
+            return path.strip() if isinstance(path, str) else str(number)
         try:
             return label_name(self.cell(row, self.titles["id"]), what="name")
         except ValueError as error:
-            raise UserError(f"{self.path}, line {line}, column {quoted(self.titles['id'])}: {error}") from None
+            raise UserError(f"{self.place(line)}, column {quoted(self.titles['id'])}: {error}") from None
 
 
 def _digest(value: Any) -> int:
     """Differs where the content of two rows differs, in little memory."""
     if not isinstance(value, tuple):
-        return hash(str(value).strip())
+        return hash(value.content if isinstance(value, StoredImage) else str(value).strip())
     with np.errstate(over="ignore"):  # reported later
         return hash((np.array(value, dtype=np.float32) + 0).tobytes())  # -0 is 0
 
@@ -208,10 +228,29 @@ class RowFormat(Format):
 
     def table(self, path: Path, settings: DataSettings, inputs_alone: bool = False) -> tuple[Table, TableKind]:
         """All rows, and what they are. With `inputs_alone` they only say what other examples' inputs are."""
-        raise NotImplementedError
+        return self.collected(self.open(path), settings, inputs_alone)
+
+    def collected(self, rows: Rows, settings: DataSettings, inputs_alone: bool) -> tuple[Table, TableKind]:
+        """All rows of a format in which only sets, labels and long votes are written."""
+        with_features = "path" not in rows.titles and (inputs_alone or settings.inputs is None)
+        if with_features:
+            cells = {key: rows.cell(rows.first, key) for key in rows.features}
+            refuse_unnamed_images(cells, rows.head)
+            words = [key for key, cell in cells.items() if isinstance(cell, str | list)]
+            if "candidates" not in rows.titles and (near := did_you_mean("candidates", words)):
+                raise UserError(f"{rows.head}: there is no 'candidates'{near}")
+        table = rows.collect(with_features)
+        if not inputs_alone and not table.columns.keys() & {"candidates", "weight", "label", "truth"}:
+            raise UserError(
+                f"{rows.head}: there is no 'candidates'{did_you_mean('candidates', table.unused)} "
+                "and no 'label'; add one of them to every row"
+            )
+        return table, "votes" if are_votes(table.columns) else "table"
 
     def read(self, path: Path, settings: DataSettings, progress: OnImages | None = None) -> Dataset:
         table, kind = self.table(path, settings)
+        if settings.classes is None and table.classes is not None:
+            settings = settings.model_copy(update={"classes": table.classes})
         if kind != "table" and len(tests := split_rows(table)[1]):
             raise UserError(
                 f"{table.place(int(tests[0]), 'split')}: votes and scores are for training; put test rows in the "
