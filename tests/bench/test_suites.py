@@ -260,7 +260,7 @@ def test_list_shows_a_command_for_each_run(tmp_path: Path) -> None:
     line = list_lines(expand(make(grid={"method.criteria": [[1, 2]]})))[0]
     assert line == (
         "digits-q0.3/crosel-criteria=1+2-seed0: crosel train digits --method crosel --preset demo/digits "
-        "--candidates uniform:q=0.3 --seed 0 --set 'method.criteria=[1, 2]'"
+        "--candidates uniform:q=0.3 --seed 0 --set 'method.criteria=[1, 2]' --set train.folds=0"
     )
     assert list_lines(expand(make()), tmp_path)[0].startswith("new ")
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from _support import CroselCli
 
+from crosel.runs.folder import RunFolder
+
 RELEASE = Path(__file__).parent / "release-0.1.0"
 RUNS = ("crosel", "pico", "crosel-averaged")
 OLD_SETTINGS = {
@@ -101,3 +103,9 @@ def test_a_pickled_estimator_predicts(name: str) -> None:
     np.testing.assert_allclose(clf.predict_proba(table), np.load(RELEASE / f"{name}-proba.npy"), atol=1e-5)
     assert list(clf.classes_) == ["red", "rosé", "white"]
     assert len(clf.transduction_) == len(table)
+
+
+def test_image_files_of_its_runs_stay_stretched(tmp_path: Path) -> None:
+    run = copy_of("crosel", tmp_path)
+    assert "resize" not in (run / "config.yaml").read_text()
+    assert RunFolder(run).read_config().data.resize == "stretch"

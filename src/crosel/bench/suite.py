@@ -239,6 +239,8 @@ def _run(place: str, variant: Variant, seed: int, data_dir: Path | None, extra: 
     name = run_name(source, rule, method, variant.labels, seed)
     filled = {key: seed if value == "{seed}" else value for key, value in tree.items() if key not in _FLAGS}
     sets = [f"{key}={_text(value)}" for key, value in filled.items()] + list(extra)
+    if not any(item.startswith("train.folds=") for item in sets):
+        sets.append("train.folds=0")  # a bench measures classifiers, not the labels that they give
     values = {
         "source": source, "candidates": rule, "seed": seed, "data_dir": str(data_dir) if data_dir else None,
         "method": {"name": method},

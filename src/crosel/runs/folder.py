@@ -52,9 +52,9 @@ _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.
 
 
 def _check_saved(tree: Mapping[str, Any], place: str, removed: Removed) -> RunConfig:
-    """The settings that a run has saved. Those of version 0.1.0 do not say that images were stretched."""
+    """The settings that a run has saved. Those of version 0.1.0 do not say that image files were stretched."""
     data = tree.get("data")
-    if isinstance(data, Mapping) and "resize" not in data:
+    if isinstance(data, Mapping) and "resize" not in data and tree.get("source") not in published_formats():
         tree = {**tree, "data": {**data, "resize": "stretch"}}
     return check_config(tree, place, removed)
 
