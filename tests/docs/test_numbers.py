@@ -33,6 +33,10 @@ def recorded() -> list[float]:
             for metric in METRICS:
                 if metric in last:
                     found[group.stem, re.sub(r"-seed\d+", "", name), metric].append(100 * last[metric])
+    for line in (ROOT / "results" / "photographs" / "rows.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        for metric in ("accuracy", "labels_right"):
+            found["photographs", row["method"], metric].append(100 * row[metric])
     return [value for values in found.values() for value in (*values, fmean(values))]
 
 
@@ -59,7 +63,7 @@ def is_known(share: str, known: list[float]) -> bool:
     return any(f"{value:.{digits}f}" == share for value in known)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md", "docs/recipes/photographs.md"])
 def test_shares_come_from_records(page: str) -> None:
     paper = json.loads((ROOT / "src" / "crosel" / "bench" / "tables" / "paper.json").read_text(encoding="utf-8"))
     known = recorded() + list(published(paper))
