@@ -18,7 +18,7 @@ from crosel.utils.text import did_you_mean, quoted
 ROLES = {
     "path": "path", "image": "path", "filename": "path", "id": "id", "task": "id", "item": "id",
     "candidates": "candidates", "label": "label", "weight": "weight", "split": "split",
-    "worker": "worker", "annotator": "worker", "truth": "truth",
+    "worker": "worker", "annotator": "worker", "truth": "truth", "text": "text",
 }  # fmt: skip
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
@@ -80,9 +80,11 @@ def _is_fraction(cell: str) -> bool:
     return is_number(cell) and cell.strip().lower() not in NO_VOTE and not float(cell).is_integer()
 
 
-def guess_kind(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> TableKind:
+def guess_kind(
+    path: Path, header: list[str], rows: Sequence[Sequence[str]], known: Mapping[str, int] | None = None
+) -> TableKind:
     """What a csv file holds, by its header; where only other columns are left, by its first rows."""
-    known = column_roles(header, path)
+    known = column_roles(header, path) if known is None else known
     others = other_columns(header, known)
     if are_votes(known):
         return "votes"
@@ -97,7 +99,7 @@ def guess_kind(path: Path, header: list[str], rows: Sequence[Sequence[str]]) -> 
         raise UserError(
             f"{path}, line 1: {quoted(header[known['worker']])} says who voted; name the column of the labels 'label'"
         )
-    if known.keys() & {"id", "path"} and others:
+    if known.keys() & {"id", "path", "text"} and others:
         if named and not any(_is_fraction(row[column]) for row in rows for column in named):
             return "wide-votes"
         if len(others) == 1 and is_number(rows[0][others[0]]) and "truth" not in known:

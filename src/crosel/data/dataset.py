@@ -39,7 +39,7 @@ class Dataset:
     weights: NDArray[np.float32] | None = None  # [n, k]: 0 outside the candidate set
     columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
     embedded_by: tuple[str, str] | None = None  # name and digest of the backbone whose embeddings the features are
-    originals: Any = None  # what the embeddings were made of, for people to look at: images [n, c, h, w] or their files
+    originals: Any = None  # what the embeddings were made of, for people to look at: images, their files, or texts
     notes: tuple[str, ...] = ()  # what the reader left out, and why, for people to read
 
     @property

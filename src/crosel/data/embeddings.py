@@ -148,7 +148,11 @@ class Embedder:
         """Whether image files are to be embedded, and not decoded."""
         if self._encoder is None and self._choose is not None and paths:
             self._encoder, self._choose = self._choose(paths), None
-        return self._encoder is not None
+        return self._encoder is not None and self._encoder.takes == "images"
+
+    @property
+    def takes_texts(self) -> bool:
+        return self._encoder is not None and self._encoder.takes == "texts"
 
     def embed(
         self,

@@ -15,6 +15,7 @@ from crosel.data.dataset import Array, Dataset, make_dataset, only_rows
 from crosel.data.images import OR_SKIP, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import image_path, image_root
+from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError
 from crosel.utils.text import quoted
@@ -41,13 +42,22 @@ def join_inputs(
     progress: OnImages | None,
     features: Array | None = None,
     image_cells: Sequence[Any] | None = None,
+    texts: Sequence[Any] | None = None,
     columns: tuple[str, ...] | None = None,  # names of the features
 ) -> Inputs:
-    """Inputs for examples known by name: from `data.inputs`, else features beside, else the images they name."""
+    """Inputs for examples known by name: from `data.inputs`, else texts if the network takes them, else features
+    beside, else the images they name."""
     if settings.inputs is not None:
         return _joined(names, place, Path(settings.inputs), settings, progress)
+    if settings.takes_texts:
+        if texts is None:
+            raise UserError(f"{path}: there is no column 'text', and the network takes texts; add it")
+        x, bad = embed_texts(texts, place, settings, path, progress)
+        return Inputs(x, tuple(names), bad=bad)
     if features is not None:
         return Inputs(features, tuple(names), columns=columns)
+    if texts is not None and image_cells is None:
+        raise UserError(f"{path}: to learn from column 'text', choose a network for texts: {NEEDS_BACKBONE}")
     root = image_root(settings, path)
     paths = []
     for row, cell in enumerate(image_cells or names):

@@ -65,6 +65,11 @@ class DataSettings(Settings):
     def embedder(self) -> Embedder | None:
         return self._embedder
 
+    @property
+    def takes_texts(self) -> bool:
+        """Whether inputs are texts, for an embedder."""
+        return self._embedder is not None and self._embedder.takes_texts
+
     def embedding(self, embedder: Embedder | None) -> DataSettings:
         """The same settings for readers that embed what they read."""
         copy = self.model_copy()

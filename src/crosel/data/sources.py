@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from crosel.data.dataset import Dataset, hold_out
 from crosel.data.embeddings import ChooseEncoder, Embedder, Encoder
 from crosel.data.formats import Chunk, Format, InputSpec, find_format, published_formats
@@ -70,8 +72,9 @@ def _embedded(
         return replace(
             data, x=x, x_test=test, mean=None, std=None, originals=data.x, embedded_by=(encoder.name, encoder.digest)
         )
-    files = ImageFiles(embedder.origins(data.x))
-    return replace(data, originals=files, embedded_by=(encoder.name, encoder.digest))
+    origins = embedder.origins(data.x)
+    shown = ImageFiles(origins) if encoder.takes == "images" else np.array(origins, dtype=object)
+    return replace(data, originals=shown, embedded_by=(encoder.name, encoder.digest))
 
 
 def settings_to_evaluate(source: str, data_dir: Path | None, settings: DataSettings, spec: InputSpec) -> DataSettings:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from crosel.data.dataset import Array
 from crosel.data.images import ImageSource, StoredImage, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
 from crosel.utils.text import has_control_characters, quoted
@@ -153,13 +154,19 @@ def image_root(settings: DataSettings, path: Path) -> Path:
 def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> tuple[Array, dict[int, str]]:
     """Inputs of all rows: feature columns, or the images that a column names, with those that `data.skip_bad` leaves
     out (`read_usable_images`)."""
+    if settings.takes_texts:
+        if "text" not in table.columns:
+            raise UserError(f"{table.head}: there is no column 'text', and the network takes texts; add it")
+        return embed_texts(table.columns["text"], lambda row: table.place(row, "text"), settings, table.path, progress)
     if table.features is not None and table.features.shape[1]:
         return table.features, {}
+    if "path" not in table.columns and "text" in table.columns:
+        raise UserError(f"{table.head}: to learn from column 'text', choose a network for texts: {NEEDS_BACKBONE}")
     if "path" not in table.columns:
         name = table.titles.get("id")
         hint = f"; if {quoted(name)} holds the names of images, name it 'path'" if name else ""
         raise UserError(
-            f"{table.head}: there are no inputs; add a column 'path' with images, or columns of numbers{hint}"
+            f"{table.head}: there are no inputs; add a column 'path' with images, 'text', or columns of numbers{hint}"
         )
     root = image_root(settings, table.path)
     paths = table.parsed("path", lambda cell: image_path(cell, root))

@@ -152,13 +152,17 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     features = _features_of(table, tasks, first)
     cells = None
     if "path" in table.columns and settings.inputs is None:
-        said = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
-        paths = _same(table, tasks, "path", said)
+        found = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
+        paths = _same(table, tasks, "path", found)
         cells = [paths.get(task, "") for task in first]
-    rows, role = list(first.values()), key if cells is None else "path"
+    texts = None
+    if "text" in table.columns and settings.inputs is None:
+        said = _same(table, tasks, "text", [cell or None for cell in table.columns["text"]])
+        texts = [said.get(task) for task in first]
+    rows, role = list(first.values()), "text" if settings.takes_texts else key if cells is None else "path"
     inputs = join_inputs(
         list(first), lambda at: table.place(rows[at], role), table.path, settings, progress, features, cells,
-        table.feature_names,
+        texts, table.feature_names,
     )  # fmt: skip
     truth = truth_of(table, tasks, "truth", no_vote, notes)
     again = sum(map(len, labels)) - len(votes)
@@ -230,9 +234,10 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         if settings.annotators is None:
             notes += _strangers({name: {v for cell in set(c) for v in known[cell]} for name, c in table.texts.items()})
     role = "path" if "path" in table.columns and settings.inputs is None else table.key
+    role = "text" if settings.takes_texts and settings.inputs is None else role
     inputs = join_inputs(
         names, lambda row: table.place(row, role), table.path, settings, progress, table.features,
-        table.columns.get("path"), table.feature_names,
+        table.columns.get("path"), table.columns.get("text"), table.feature_names,
     )  # fmt: skip
     votes = [
         (row, label, row, column)
@@ -276,7 +281,8 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
         scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
     names = own_ids(table)
     inputs = join_inputs(
-        names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path")
-    )
+        names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path"),
+        table.columns.get("text"),
+    )  # fmt: skip
     own = truth_of(table, names, "truth" if "truth" in table.columns else "label", no_votes(classes), notes)
     return annotated(inputs, Vocabulary((), classes), table.path, settings, own, notes, scores=scores)

@@ -17,6 +17,7 @@ from crosel.utils.text import counted
 EXAMPLES = 12
 CANDIDATES = 5  # shown of a set
 FEATURES = 6
+MOST_TEXT = 5_000  # characters of a text
 NOTABLE = 0.05  # the most probable label, if outside the set, is shown from this probability on
 
 
@@ -155,15 +156,19 @@ def _times_selected(result: Result, i: int) -> str:
 def _table(result: Result, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
     examples = result.examples
     features = 0 if x is None or x.ndim != 2 else min(FEATURES, x.shape[1])
+    texts = x is not None and x.ndim == 1
     head = ["id", "label", "candidates", *(["truth"] if examples.truth is not None else [])]
     head += [escape(name) for name in (examples.columns or ())[:features]] or [f"x{j}" for j in range(features)]
+    head += ["text"] if texts else []
     body = []
     for i in rows:
         cells = [f'<th scope="row">{escape(examples.example_id(i))}</th>', f"<td>{_given(result, i)}</td>"]
         cells.append(f"<td>{_bars(result, i)}</td>")
         if examples.truth is not None:
             cells.append(f"<td>{_verdict(result, i)}</td>")
-        if x is not None:
+        if x is not None and texts:
+            cells.append(f'<td><div class="text" tabindex="0">{escape(str(x[i] or "")[:MOST_TEXT])}</div></td>')
+        elif x is not None:
             cells += [f"<td>{value:.4g}</td>" for value in x[i].reshape(-1)[:features]]
         body.append(f"<tr>{''.join(cells)}</tr>")
     more = f'<p class="note">The first {features} of {x.shape[1]} features.</p>' if x is not None and features else ""

@@ -17,12 +17,14 @@ from crosel.runs.result import NetworkLabels, Result
 
 SHOWN = 8  # candidates on a card; the dialogue shows all
 FEATURES = 6
+MOST_TEXT = 10_000  # characters of a text
 SIDE = 128  # pixels of a thumbnail's longer side, at most
 KEYS = "123456789" + "qwertyidfghjklzxcvbm"  # the letters that are not commands of the page
 
 
 class Cards:
-    """The examples of a result, with their inputs where these can be had: images [n, c, h, w] or features [n, d]."""
+    """The examples of a result, with their inputs where these can be had: images [n, c, h, w],
+    features [n, d] or texts [n]."""
 
     def __init__(
         self, result: Result, x: NDArray[Any] | None, name: str, about: str, notes: Sequence[str] = ()
@@ -85,7 +87,9 @@ class Cards:
                 card["outside"] = {"label": tops[i], "p": round(own[tops[i]], 4)}
             if networks is not None:
                 card["networks"] = networks[i]
-            if self.x is not None and not self.has_images:
+            if self.x is not None and self.x.ndim == 1:
+                card["text"] = str(self.x[row] or "")[:MOST_TEXT]
+            elif self.x is not None and not self.has_images:
                 values = self.x[row].reshape(-1)
                 card["features"] = [f"{value:.4g}" for value in values[:FEATURES]]
                 card["features_more"] = max(0, len(values) - FEATURES)

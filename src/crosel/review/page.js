@@ -137,6 +137,11 @@ function fill(article, card, index) {
   if (!card.networks && card.selected) facts.append(make("p", "soft", `selected by ${card.selected}`));
   head.append(facts);
   article.append(head);
+  if (card.text !== undefined) {
+    const text = make("p", "text", card.text);
+    text.tabIndex = 0; // so that the keys can scroll it
+    article.append(text);
+  }
   if (card.features) {
     const list = make("dl", "values");
     card.features.forEach((value, i) => {

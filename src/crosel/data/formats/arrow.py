@@ -64,6 +64,8 @@ class ArrowRows(Rows):
         if repeated := [name for at, name in enumerate(names) if name in names[:at]]:
             raise UserError(f"{path}: two columns are named {quoted(repeated[0])}; rename one")
         titles = {role: names[column] for role, column in column_roles(names, path).items()}
+        if "text" in titles and _is_number(self.schema.field(titles["text"]).type):
+            del titles["text"]  # it counts a word
         images = [name for name in names if _is_image(self.schema.field(name).type)]
         if "path" not in titles and len(images) == 1:  # whatever it is called
             titles["path"] = images[0]

@@ -46,12 +46,18 @@ class InputSpec:
         return len(self.shape) == 3 or (self.encoder is not None and self.encoder.takes == "images")
 
     @property
+    def takes_texts(self) -> bool:
+        return self.encoder is not None and self.encoder.takes == "texts"
+
+    @property
     def rows(self) -> int:
         """Examples in a chunk."""
         return max(1, min(_ROWS, _BYTES // (math.prod(self.shape) * (1 if len(self.shape) == 3 else 4))))
 
     def image_settings(self, path: Path) -> DataSettings:
         """Settings that decode images to the run's own size and mode."""
+        if self.takes_texts:
+            raise UserError(f"{path}: the run was trained on texts, not on images; give csv, jsonl or parquet")
         if not self.is_image:
             raise UserError(
                 f"{path}: the run was trained on {self.shape[0]} features per example, not on images; "
@@ -84,6 +90,8 @@ class InputSpec:
             raise UserError(
                 f"{place}: there is no column 'path', and the run was trained on images; list them in this column"
             )
+        if self.takes_texts and width != self.shape[0]:
+            raise UserError(f"{place}: there is no column 'text', and the run was trained on texts; give them there")
         if width == 0:
             raise UserError(f"{place}: there are no columns of features; give a file with the columns of training")
         if width != self.shape[0]:

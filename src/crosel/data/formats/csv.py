@@ -21,7 +21,7 @@ from crosel.data.columns import (
     vote_columns,
 )
 from crosel.data.formats.base import InputSpec
-from crosel.data.formats.rows import Numbers, RowFormat, Rows
+from crosel.data.formats.rows import Numbers, RowFormat, Rows, input_role
 from crosel.data.settings import DataSettings, TableKind
 from crosel.data.table import Table
 from crosel.data.text import CsvFile, is_number
@@ -53,6 +53,8 @@ class CsvRows(Rows):
         if no_name and not has & {"id", "path"} and (needs_ids or not has & {"candidates", "weight", "label"}):
             header[0] = "id"
         self.header, self.known = header, column_roles(header, path)
+        if "text" in self.known and all(is_number(row[self.known["text"]]) for row in self.start):
+            del self.known["text"]  # it counts a word, or scores a class
         titles = {role: header[column] for role, column in self.known.items()}
         super().__init__(path, 1, titles, [header[c] for c in other_columns(header, self.known)], self.start[0])
         self.first_line = start[0][0]
@@ -123,7 +125,7 @@ class Csv(RowFormat):
             rest = {name: rows.cell(rows.first, name) for name in rows.features if header.index(name) not in votes}
             refuse_unnamed_images(rest, f"{path}, line {rows.first_line}")
         if kind == "auto" and not votes:
-            kind = guess_kind(path, header, start)
+            kind = guess_kind(path, header, start, known)
         if kind == "wide-votes" and not votes:
             votes = other_columns(header, known)
             if settings.format == "auto":
@@ -135,7 +137,9 @@ class Csv(RowFormat):
         rows.titles = {role: title for role, title in rows.titles.items() if title not in annotators}
         rows.features = [title for title in rows.features if title not in annotators]
         rows.hint = lambda row: _hint(rows, kind, row)
-        has_inputs = "path" in rows.titles or settings.inputs is not None
+        numbers = [name for name in rows.features if is_number(rows.cell(rows.first, name))]
+        inputs = input_role(rows, settings, numbers if kind != "scores" else [])
+        has_inputs = inputs is not None or settings.inputs is not None
         table = rows.collect(bool(rows.features) and (kind == "scores" or not has_inputs), annotators)
         if not any(map(_WHOLE.fullmatch, settings.classes or ())):  # unless classes are named so
             for role in table.columns.keys() & {"candidates", "label", "truth"}:
@@ -153,7 +157,7 @@ class Csv(RowFormat):
         if not set(settings.annotators or ()).isdisjoint(header):
             return settings
         has_features = (columns and columns <= set(others)) or spec.shape == (len(others),)
-        has_images = "path" in known and not known.keys().isdisjoint({"label", "truth"})
+        has_images = bool({"path", "text"} & known.keys()) and not known.keys().isdisjoint({"label", "truth"})
         has_inputs_alone = "worker" not in known and (has_images or not others or has_features)
         # The guess would take numbers beside an id for scores, and words beside a path and `truth` for votes.
         guess_may_fail = columns == set(others) or (has_images and "label" not in known)

@@ -32,6 +32,8 @@ class JsonlRows(Rows):
         refuse_our_labels(first, path)
         keys = list(first)
         titles = {role: keys[column] for role, column in column_roles(keys, path, line).items()}
+        if "text" in titles and isinstance(first[titles["text"]], int | float):
+            del titles["text"]  # it counts a word
         super().__init__(path, line, titles, [key for key in keys if key not in titles.values()], first)
         self._rows = chain([start], rows)
         self._needed, self._others_allowed = self.features, False

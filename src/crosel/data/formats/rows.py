@@ -7,6 +7,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from crosel.data.columns import ALL_ROWS, are_votes, refuse_unnamed_images
 from crosel.data.dataset import Dataset
+from crosel.data.embeddings import Embedder
 from crosel.data.formats.base import Chunk, Format, InputSpec, image_chunks
 from crosel.data.images import ImageSource, StoredImage
 from crosel.data.inputs import Inputs
@@ -31,11 +33,12 @@ from crosel.data.table import (
     table_inputs,
     with_truth,
 )
+from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import long_votes, score_table, wide_votes
 from crosel.errors import UserError
 from crosel.utils.limits import check_bytes
-from crosel.utils.text import did_you_mean, quoted
+from crosel.utils.text import did_you_mean, quoted, some_of
 
 logger = logging.getLogger(__name__)
 Numbers = Callable[[int, Any], Sequence[float]]  # (line, row) -> features
@@ -129,8 +132,11 @@ class Rows:
             self.ignore_features()
             yield from image_chunks(self._images(title, spec), spec, self.path)
             return
+        if spec.takes_texts and "text" in self.titles:
+            yield from self._text_chunks(spec)
+            return
         names = self.number_names()
-        if spec.is_image:
+        if spec.is_image or spec.takes_texts:
             spec.check_width(len(names), place)
         wanted = [names[at] for at in spec.order(names, place)] if self.has_names else names
         by_name = not set(wanted).isdisjoint(spec.columns or ())
@@ -142,6 +148,18 @@ class Rows:
             values = np.array([numbers for _, _, numbers in batch], dtype=np.float64)
             features = as_features(values, self._places([line for _, line, _ in batch]), wanted)
             yield Chunk([name for name, _, _ in batch], features)
+
+    def _text_chunks(self, spec: InputSpec) -> Iterator[Chunk]:
+        self.ignore_features()
+        title = self.titles["text"]
+        assert spec.encoder is not None
+        settings = DataSettings(cache=False).embedding(Embedder(spec.encoder))
+        rows = self._examples(lambda _, row: self.cell(row, title))
+        while batch := list(islice(rows, spec.rows)):
+            places = self._places([line for _, line, _ in batch])
+            named = partial(_in_column, places, title)
+            x, _ = embed_texts([text for _, _, text in batch], named, settings, None)
+            yield Chunk([name for name, _, _ in batch], x)
 
     def _image_column(self, spec: InputSpec) -> str | None:
         """The column that names images: the ids may do so, as in votes."""
@@ -212,6 +230,24 @@ class Rows:
             raise UserError(f"{self.place(line)}, column {quoted(self.titles['id'])}: {error}") from None
 
 
+def _in_column(places: Callable[[int], str], title: str, row: int) -> str:
+    return f"{places(row)}, column {quoted(title)}"
+
+
+def input_role(rows: Rows, settings: DataSettings, features: Sequence[str]) -> str | None:
+    """The role that inputs have: None for columns of numbers, `features`. One line tells which others are there."""
+    if settings.inputs is not None:
+        return None
+    role = "text" if settings.takes_texts and "text" in rows.titles else "path" if "path" in rows.titles else None
+    others = [rows.titles[other] for other in ("text", "path") if other in rows.titles and other != role]
+    others += features if role is not None else []
+    if others and (role is not None or features):
+        used = f"column {quoted(rows.titles[role])}" if role is not None else f"columns of numbers ({len(features)})"
+        text = f"; to learn from texts: {NEEDS_BACKBONE}" if "text" in rows.titles and role != "text" else ""
+        logger.warning(f"{rows.path}: inputs: {used}; not used: {some_of([quoted(name) for name in others], 5)}{text}")
+    return role
+
+
 def _digest(value: Any) -> int:
     """Differs where the content of two rows differs, in little memory."""
     if not isinstance(value, tuple):
@@ -232,7 +268,9 @@ class RowFormat(Format):
 
     def collected(self, rows: Rows, settings: DataSettings, inputs_alone: bool) -> tuple[Table, TableKind]:
         """All rows of a format in which only sets, labels and long votes are written."""
-        with_features = "path" not in rows.titles and (inputs_alone or settings.inputs is None)
+        numbers = [key for key in rows.features if not isinstance(rows.cell(rows.first, key), str | None)]
+        role = input_role(rows, settings, numbers)
+        with_features = role is None and (inputs_alone or settings.inputs is None)
         if with_features:
             cells = {key: rows.cell(rows.first, key) for key in rows.features}
             refuse_unnamed_images(cells, rows.head)
