@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+import crosel
 from crosel.errors import UserError
 from crosel.nn import backbones
 from crosel.nn.backbones import ImageBackbone, open_backbone, read_tensors
@@ -145,6 +147,21 @@ def test_arrays_of_images_are_embedded_too(tmp_path: Path, crosel_cli: CroselCli
     np.savez(tmp_path / "new.npz", x=x[:5])
     assert crosel_cli("predict", run, tmp_path / "new.npz", "--out", tmp_path / "p.csv").code == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 6
+
+
+def test_estimator_takes_images_of_any_size(timm: type[Passes]) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    x = rng.integers(0, 60, (90, 40, 30, 3), dtype=np.uint8)
+    x[np.arange(90), :, :, y] += 150
+    sets = [{int(label), int(label + 1 + i % 2) % 3} for i, label in enumerate(y)]
+    model = crosel.PartialLabelClassifier("cc", network="timm/tiny_net", epochs=15, batch_size=8).fit(x, sets)
+    assert Passes.count == 91
+    assert model.score(x, y) == 1
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(np.repeat(x[:9], 2, axis=1) / 255.0 * 255), y[:9])
+    with pytest.raises(UserError, match="takes images"):
+        model.predict(np.ones((2, 32)))
 
 
 def one_line(run: Callable[[], Any], says: str) -> None:

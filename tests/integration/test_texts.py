@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import sys
 import types
 import zlib
@@ -19,6 +20,9 @@ import pytest
 import torch
 from _support import CroselCli
 from torch import nn
+
+import crosel
+from crosel.errors import UserError
 
 NAME = "text/tiny"
 WORDS = {"cat": "purrs and meows", "dog": "barks at night", "fox": "steals the goose"}
@@ -199,3 +203,41 @@ def test_report_shows_the_texts(tmp_path: Path, crosel_cli: CroselCli, library: 
 
     card = load_cards(run).card(0)
     assert card["text"] == some[0]["text"]
+
+
+def test_estimator_takes_texts(tmp_path: Path, library: type[Passes]) -> None:
+    some = rows(90)
+    texts, sets = [row["text"] for row in some], [row["candidates"] for row in some]
+    model = crosel.PartialLabelClassifier("cc", network=NAME, epochs=15, batch_size=8).fit(texts, sets)
+    assert library.count == 91
+    assert model.score(texts, [row["label"] for row in some]) == 1
+    assert model._model.config["train"]["lr"] == 0.01
+    content = pickle.dumps(model)
+    assert b"Hashing" not in content
+    new = np.array(list(WORDS.values()))
+    model.save(tmp_path / "m.safetensors")
+    for again in (pickle.loads(content), crosel.PartialLabelClassifier.load(tmp_path / "m.safetensors")):
+        assert not hasattr(again, "n_features_in_")
+        np.testing.assert_array_equal(again.predict(new), list(WORDS))
+        np.testing.assert_array_equal(again.predict_proba(new), model.predict_proba(new))
+    sys.modules["sentence_transformers"].SentenceTransformer = lambda *args, **kwargs: Other(*args, **kwargs)
+    with pytest.raises(UserError, match="other weights"):
+        pickle.loads(content).predict(new)
+
+
+class Other(Hashing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scale = nn.Parameter(torch.full((1,), 3.0))
+
+
+def test_estimator_refuses_what_does_not_fit_in_one_line(library: type[Passes]) -> None:
+    sets, features, model = [["a", "b"], ["b"]], np.ones((2, 3)), crosel.PartialLabelClassifier("cc", network=NAME)
+    for classifier, x, says in (
+        (model, features, "takes texts; pass a list of them"), (model, ["one", " "], "X: row 1: there is no text"),
+        (model, ["one", None], "X: row 1: there is no text"), (model, "one", "takes texts"),
+        (crosel.PartialLabelClassifier("cc"), ["one", "two"], "network='text/all-MiniLM-L6-v2'"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says) as error:
+            classifier.fit(x, sets)
+        assert "\n" not in str(error.value)

