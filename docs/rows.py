@@ -17,7 +17,7 @@ from crosel.bench import expand, read_suite
 from crosel.bench.tables import Estimate, Run, collect, estimate, main_figures
 from crosel.bench.tables.build import group
 from crosel.bench.tables.collect import deciding
-from crosel.bench.tables.paper import Figure, figures, reference, whole_method
+from crosel.bench.tables.paper import Figure, paper_cells, reference, whole_method
 from crosel.bench.tables.render import estimate_text
 from crosel.config import RunConfig, build_config
 from crosel.runs.folder import first_difference
@@ -187,7 +187,7 @@ def ablations(runs: Sequence[Run]) -> str:
     whole = mean(found["nothing"][1], "accuracy")
     rows = []
     for change, (_, mine) in found.items():
-        papers = list(figures("cifar10", "uniform:q=0.5", "crosel", settings[change], beside).values())
+        papers = list(paper_cells("cifar10", "uniform:q=0.5", "crosel", settings[change], beside).values())
         data = papers[0].other_data or "cifar10 q=0.5"
         theirs = papers[0].mean - whole_method(data).mean
         ours = mean(mine, "accuracy")

@@ -15,7 +15,7 @@ from _support import CroselCli, small_arrays
 
 from crosel.bench import EXECUTORS, BenchRun, Options, RunResult, Suite, parse_suite, run_one, run_suite, search_suite
 from crosel.bench.progress import Progress
-from crosel.bench.search import judge
+from crosel.bench.search import score_of
 from crosel.bench.space import Range, parse_search
 from crosel.cli.bench import search_lines
 from crosel.config import build_config
@@ -138,7 +138,7 @@ def test_no_true_label_is_within_reach_unless_asked_for(here: Here, source: Path
         inside = [held_out.candidates[row, guess] for row, guess in enumerate(guesses)]
         right = [guess == label for guess, label in zip(guesses, truth, strict=True)]
         assert found.trials[0].score == pytest.approx(np.mean(right if oracle else inside))
-        parts[name] = judge(run, held_out, "approximated_accuracy", "cpu")
+        parts[name] = score_of(run, held_out, "approximated_accuracy", "cpu")
     assert 0 < parts["blind"] <= 1
     with pytest.raises(UserError, match="add --oracle to allow this"):
         search_suite(suite(source, search={"score": "oracle_accuracy"}), tmp_path / "not", on="here", device="cpu")

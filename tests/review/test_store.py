@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crosel import UserError
-from crosel.runs.decisions import KINDS, Decision, DecisionLog, Decisions, SkippedLines, read_lines, replay
+from crosel.runs.decisions import KINDS, Decision, DecisionLog, Decisions, SkippedLines, read_log, replay
 
 IDS = ["a", "b|c", "=d", "zeile\u2028", "é\ud800"]
 CLASSES = ("cat", "dog", "<b>")
@@ -102,7 +102,7 @@ def test_lines_are_as_promised_and_on_the_disk_at_once(tmp_path: Path, monkeypat
     log.decide(3, Decision("choose", 2))
     assert synced == [(tmp_path / "review.jsonl").stat().st_size]
     log.undo()
-    first, second, rest = read_lines(tmp_path / "review.jsonl")
+    first, second, rest = read_log(tmp_path / "review.jsonl")
     entry = json.loads(first)
     assert list(entry) == ["time", "id", "row", "decision", "label"]
     assert (entry["id"], entry["row"], entry["decision"], entry["label"]) == (IDS[3], 3, "choose", "<b>")
@@ -127,7 +127,7 @@ def test_concurrent_decisions_are_whole_lines_and_all_there(tmp_path: Path) -> N
     for thread in threads:
         thread.join()
     log.close()
-    lines = read_lines(log.path)
+    lines = read_log(log.path)
     assert len(lines) == 6 * 30 + 1
     again = DecisionLog(log.path, IDS, CLASSES)
     assert not again.skipped_lines

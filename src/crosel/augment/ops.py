@@ -48,11 +48,11 @@ class PerDevice:
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         if device not in self._on:
-            self._on[device] = tuple(_copy(t, device) for t in self._host)
+            self._on[device] = tuple(_to_device(t, device) for t in self._host)
         return self._on[device]
 
 
-def _copy(tensor: Tensor, device: torch.device) -> Tensor:
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """First asked for in the middle of an epoch: a copy that nobody waits for needs pinned memory."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -120,7 +120,7 @@ class OpTable:
             lut=torch.stack([_levels_of(op, value) for op, value in entries]),
             flags=torch.tensor([[op is flagged for flagged in _FLAGGED] for op, _ in entries]),
             factor=torch.tensor([value if op in _BLENDED else 1.0 for op, value in entries]),
-            matrix=torch.tensor([_fixed_point(_matrix(op, value, height, width)) for op, value in entries]),
+            matrix=torch.tensor([_fixed_point(_affine_matrix(op, value, height, width)) for op, value in entries]),
             levels=torch.arange(256, dtype=torch.float64),
             top=torch.tensor(255.0, dtype=torch.float64),
             one=torch.tensor(1, dtype=torch.int32),
@@ -153,7 +153,7 @@ def _levels_of(op: Op, value: float) -> Tensor:
     return levels.to(torch.uint8)
 
 
-def _matrix(op: Op, value: float, height: int, width: int) -> list[list[float]]:
+def _affine_matrix(op: Op, value: float, height: int, width: int) -> list[list[float]]:
     """The affine map from output to input coordinates, as Pillow's `transform` and `rotate` define it."""
     if op is Op.ROTATE:
         angle = -math.radians(value % 360.0)

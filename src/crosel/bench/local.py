@@ -44,7 +44,7 @@ def run_local(
                 running.append(process)
                 progress.started(process.run)
             if stop():
-                yield from _stop_all(running, options)
+                yield from _stop_processes(running, options)
                 return
             for process in [process for process in running if process.popen.poll() is not None]:
                 running.remove(process)
@@ -116,7 +116,7 @@ def last_line(log: Path) -> str:
     return found.removeprefix("crosel: ")
 
 
-def _stop_all(running: list[Process], options: Options) -> Iterator[RunResult]:
+def _stop_processes(running: list[Process], options: Options) -> Iterator[RunResult]:
     for process in running:
         process.popen.send_signal(signal.SIGTERM)
     until = time.monotonic() + GRACE

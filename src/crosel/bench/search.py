@@ -77,7 +77,7 @@ def run_search(
 
     def plan(values: Mapping[str, Any]) -> BenchRun:
         """The first run on all examples, with these settings."""
-        return _expand(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
+        return _expand_trial(suite, Choice("", values), suite.seeds[:1], data_dir, extra)[0]
 
     first = plan({})
     networks = search.space.get("network.name")
@@ -95,12 +95,12 @@ def run_search(
         trials = _trials(study, lines)
         # With what the trials took from the data: a default in its place would count as asked for in best.yaml.
         best = resolve(plan(trials[0].settings).config, held_out) if trials and trials[0].score is not None else None
-        found = _write(trials, search, score, best, options.out)
+        found = _save(trials, search, score, best, options.out)
         batch = _next_trials(study, search, options.jobs)
         if not batch:
             return found
         groups = {
-            number: _expand(trial_suite, Choice(f"trial{number:03d}", values), None, None, lasting)
+            number: _expand_trial(trial_suite, Choice(f"trial{number:03d}", values), None, None, lasting)
             for number, values in batch.items()
         }
         every = [run for runs in groups.values() for run in runs]
@@ -129,7 +129,7 @@ def prepare(config: RunConfig, folder: Path, search: Search, oracle: bool) -> Da
     return load(str(folder / HELD_OUT))
 
 
-def judge(run: Path, held_out: Dataset, score: str, device: str, trust_code: bool = False) -> float:
+def score_of(run: Path, held_out: Dataset, score: str, device: str, trust_code: bool = False) -> float:
     """What a finished run is worth on the examples that it has not seen."""
     session = load_run(run, pick_device(device), trust_code, needs_data=False)
     p = predicted_probabilities(session, held_out.x)
@@ -156,7 +156,7 @@ def _tells_how_to_read(setting: str) -> bool:
     return setting in ("source", "data_dir", "candidates") or setting.startswith("data.")
 
 
-def _expand(
+def _expand_trial(
     suite: Suite, choice: Choice, seeds: Sequence[int] | None, data_dir: Path | None, extra: Sequence[str]
 ) -> list[BenchRun]:
     part = replace(suite.parts[0], axes=((choice,),))
@@ -171,7 +171,7 @@ def _next_trials(study: Any, search: Search, jobs: int) -> dict[int, dict[str, A
     if not begun:
         space = {name: _distribution(values) for name, values in search.space.items()}
         begun = [study.ask(space) for _ in range(min(jobs, search.trials - len(known)))]
-    return {trial.number: _settings(trial) for trial in begun}
+    return {trial.number: _trial_settings(trial) for trial in begun}
 
 
 def _distribution(values: Range | tuple[Any, ...]) -> Any:
@@ -183,7 +183,7 @@ def _distribution(values: Range | tuple[Any, ...]) -> Any:
     return kinds.FloatDistribution(float(values.low), float(values.high), log=values.log, step=values.step)
 
 
-def _settings(trial: Any) -> dict[str, Any]:
+def _trial_settings(trial: Any) -> dict[str, Any]:
     """Values of a choice are JSON in the study; numbers of a range are numbers."""
     return {name: json.loads(value) if isinstance(value, str) else value for name, value in trial.params.items()}
 
@@ -191,7 +191,7 @@ def _settings(trial: Any) -> dict[str, Any]:
 def _tell(study: Any, number: int, ended: Sequence[RunResult], score: str, held_out: Dataset, options: Options) -> str:
     failed = [result.line for result in ended if result.status not in ("done", "skipped")]
     if not failed:
-        value = fmean(judge(result.folder, held_out, score, options.device, options.trust_code) for result in ended)
+        value = fmean(score_of(result.folder, held_out, score, options.device, options.trust_code) for result in ended)
         if isfinite(value):
             study.tell(number, value)
             return ""
@@ -242,13 +242,13 @@ def _as_now(identity: dict[str, Any]) -> dict[str, Any]:
 def _trials(study: Any, lines: Mapping[int, str]) -> list[Trial]:
     """Best first, and those without a score last."""
     found = [
-        Trial(trial.number, trial.value, _settings(trial), lines.get(trial.number, ""))
+        Trial(trial.number, trial.value, _trial_settings(trial), lines.get(trial.number, ""))
         for trial in study.get_trials(deepcopy=False)
     ]
     return sorted(found, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.number))
 
 
-def _write(trials: Sequence[Trial], search: Search, score: str, best: RunConfig | None, out: Path) -> SearchResult:
+def _save(trials: Sequence[Trial], search: Search, score: str, best: RunConfig | None, out: Path) -> SearchResult:
     """The table of all trials, and the best one's config, ready for `crosel train --config`."""
     table = [csv_line(["trial", score, *search.space])]
     for trial in trials:

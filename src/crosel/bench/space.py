@@ -69,7 +69,7 @@ def parse_search(content: Any, place: str) -> Search:
     if trials < 1:
         raise UserError(f"{place}: search: 'trials' must be at least 1")
     share = content.get("held_out", 0.1)
-    if not _is_number(share) or not 0 < share < 1:
+    if not _is_plain_number(share) or not 0 < share < 1:
         raise UserError(f"{place}: search: 'held_out' must be a share between 0 and 1 (given: {share!r})")
     read = {str(name): _dimension(values, f"{place}: search.space.{name}") for name, values in space.items()}
     return Search(read, trials, score, float(share), seed)
@@ -84,16 +84,16 @@ def _dimension(values: Any, where: str) -> Range | tuple[Any, ...]:
     low: Any = values.get("low")
     high: Any = values.get("high")
     step, log = values.get("step"), values.get("log", False)
-    if not _is_number(low) or not _is_number(high) or not low < high:
+    if not _is_plain_number(low) or not _is_plain_number(high) or not low < high:
         raise UserError(f"{where}: 'low' and 'high' must be numbers, 'low' the smaller one")
     if not isinstance(log, bool) or (log and low <= 0) or (log and step is not None):
         raise UserError(f"{where}: 'log' must be true or false; true needs 'low' above 0, and no 'step'")
-    if step is not None and (not _is_number(step) or step <= 0):
+    if step is not None and (not _is_plain_number(step) or step <= 0):
         raise UserError(f"{where}: 'step' must be a number above 0")
     return Range(low, high, log, step)
 
 
-def _is_number(value: Any) -> bool:
+def _is_plain_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

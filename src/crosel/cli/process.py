@@ -52,7 +52,7 @@ def run_app(app: typer.Typer) -> None:
             _fail("stopped", 130)
         if isinstance(error, usage_error):
             message = getattr(error, "format_message", error.__str__)()
-            _fail(f"{message} ({_hint(error)})", 2)
+            _fail(f"{message} ({_help_hint(error)})", 2)
         if isinstance(error, OSError) and error.filename and error.strerror:
             _fail(f"{error.filename}: {error.strerror[0].lower() + error.strerror[1:]}", 2)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # files say so with their name
@@ -86,7 +86,7 @@ def _give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _hint(error: Any) -> str:
+def _help_hint(error: Any) -> str:
     """Where to look after a wrong option or argument: the help of that command."""
     context = error.ctx  # None where an option lacks its value, or is given one that it does not take
     hint = f"{context.command_path if context else 'crosel'} --help shows what there is"

@@ -106,7 +106,7 @@ def with_classes_of(data: Dataset, rule: str | None) -> Dataset:
     return to_leaves(data, read_tree(Path(parsed.file)))
 
 
-def _hint(rule: str) -> str:
+def _rule_hint(rule: str) -> str:
     return f"--candidates {rule} (crosel candidates: --rule {rule})"
 
 
@@ -136,8 +136,8 @@ def draw_candidates(data: Dataset, rule: str | None, seed: int) -> Dataset:
         if data.votes is not None:
             return _from_annotation(data, Rule("union", {}))
         if data.scores is not None:
-            raise UserError("this data has scores; choose how they become candidate sets: " + _hint("top-p:p=0.9"))
-        raise UserError("this data has plain labels; choose how to draw candidate sets: " + _hint("uniform:q=0.3"))
+            raise UserError("this data has scores; choose how they become candidate sets: " + _rule_hint("top-p:p=0.9"))
+        raise UserError("this data has plain labels; choose how to draw candidate sets: " + _rule_hint("uniform:q=0.3"))
     parsed = parse_rule(rule)
     if parsed.name == "tree":
         return with_classes_of(data, rule)

@@ -197,7 +197,7 @@ def _attempt(url: str, stream: IO[bytes], path: Path, progress: OnBytes | None) 
             if start:
                 raise _Broken("the server resumed at the wrong position")
             have = 0
-        _copy(response, stream, have, total, path, progress)
+        _receive(response, stream, have, total, path, progress)
 
 
 def _position(response: Any) -> tuple[int, int | None]:
@@ -211,7 +211,9 @@ def _position(response: Any) -> tuple[int, int | None]:
     return start, None if size is None else start + size
 
 
-def _copy(response: Any, stream: IO[bytes], have: int, total: int | None, path: Path, progress: OnBytes | None) -> None:
+def _receive(
+    response: Any, stream: IO[bytes], have: int, total: int | None, path: Path, progress: OnBytes | None
+) -> None:
     if total is not None and total > _MAX_FILE:
         raise UserError(
             f"{response.url}: {total:,} bytes, more than any of these files; nothing was kept. Try a mirror ({MIRROR})"

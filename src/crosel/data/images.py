@@ -179,7 +179,7 @@ def _decode_or_recall(
     if settings.embedder is not None and settings.embedder.takes_files(paths):
         beside = cache_beside if settings.cache else None
         embeddings, failed = embed_images(paths, settings.embedder, beside, progress, to_the_end)
-        return embeddings, _told(failed, paths, places)
+        return embeddings, _unreadable(failed, paths, places)
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), channels, side, side)
     check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
@@ -191,7 +191,7 @@ def _decode_or_recall(
     complete = not failed or (to_the_end and len(failed) < len(paths))
     if cache is not None and complete and (found is None or len(failed) < len(rows)):
         cache.write(out, sorted(failed))
-    return out.transpose(0, 2, 3, 1), _told(failed, paths, places)
+    return out.transpose(0, 2, 3, 1), _unreadable(failed, paths, places)
 
 
 class ImageFiles:
@@ -277,7 +277,7 @@ def embed_arrays(
     return embedder.embed(len(x), lambda row: shape + x[row].tobytes(), prepare, cache_beside, progress)[0]
 
 
-def _told(
+def _unreadable(
     failed: Mapping[int, Exception], paths: Sequence[ImageSource], places: Sequence[str] | None
 ) -> dict[int, str]:
     """A line about each file that cannot be read, by row."""

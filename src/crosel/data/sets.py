@@ -67,7 +67,7 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
     partly = truth is None and any(labels[row] is not None for row in train)
     if partly:
         notes.append(f"some rows have no label ({table.line(no_label)} is the first); {LABELS_UNUSED}")
-    sets, weights = _sets(table, train, settings.separator)
+    sets, weights = _parse_sets(table, train, settings.separator)
     if sets is None and truth is None:
         place = table.place(no_label, "label")
         unsure = table.kind_guessed and table.titles.get("truth") == table.titles.get("label", "")
@@ -151,7 +151,7 @@ def _usable(table: Table, settings: DataSettings, progress: OnImages | None, not
     return (table.take(good), x[good]) if bad else (table, x)
 
 
-def _sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ...]] | None, Weights | None]:
+def _parse_sets(table: Table, rows: Array, separator: str) -> tuple[list[tuple[str, ...]] | None, Weights | None]:
     """Candidate sets and weights of the training rows; weights with names may stand for the sets."""
     sets: list[tuple[str, ...]] | None = None
     if "candidates" in table.columns:

@@ -37,7 +37,7 @@ class ClassTree:
     below: dict[str, frozenset[int]]  # every name -> its leaves
 
 
-def _place(path: Path, node: yaml.Node) -> str:
+def _node_place(path: Path, node: yaml.Node) -> str:
     return f"{path}, line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
 
 
@@ -66,11 +66,11 @@ def _compose(path: Path) -> yaml.Node:
 
 def _name(path: Path, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise UserError(f"{_place(path, node)}: expected the name of a class")
+        raise UserError(f"{_node_place(path, node)}: expected the name of a class")
     try:
         return label_name(str(node.value))
     except ValueError as error:
-        raise UserError(f"{_place(path, node)}: {error}") from None
+        raise UserError(f"{_node_place(path, node)}: {error}") from None
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node | None]]:
@@ -117,7 +117,7 @@ def read_tree(path: Path) -> ClassTree:
         below[name] = own.union(*(below[child] for child in children[name]))
         held += len(below[name])
         if held > _MAX_HELD:
-            raise UserError(f"{_place(path, seen_at[name])}: too many classes below too many names")
+            raise UserError(f"{_node_place(path, seen_at[name])}: too many classes below too many names")
     return ClassTree(str(path), leaves, below)
 
 
@@ -128,7 +128,7 @@ def _bottom_up(path: Path, children: dict[str, dict[str, None]], seen_at: dict[s
     except CycleError as error:
         circle = error.args[1][::-1]  # parents first
         way = " > ".join([*circle[:-1][:5], circle[0]])
-        where = _place(path, seen_at[circle[0]])
+        where = _node_place(path, seen_at[circle[0]])
         raise UserError(f"{where}: {quoted(circle[0])} is below itself ({way}); remove one of these") from None
 
 
@@ -167,7 +167,7 @@ def to_leaves(data: Dataset, tree: ClassTree) -> Dataset:
     if data.y_test is not None and y_test is None:
         notes.append("the test labels are coarse: the test set is left out")
     return replace(
-        data, classes=tree.leaves, candidates=_expand(coarse, table), votes=None, scores=None, groups=None,
+        data, classes=tree.leaves, candidates=_expand_coarse(coarse, table), votes=None, scores=None, groups=None,
         notes=tuple(notes), weights=weights, y=y, x_test=None if y_test is None else data.x_test, y_test=y_test,
     )  # fmt: skip
 
@@ -178,7 +178,7 @@ def _as_leaves(labels: NDArray[np.int64] | None, leaf: NDArray[np.int64]) -> NDA
     return None if fine is None or (fine < 0).any() else fine
 
 
-def _expand(coarse: NDArray[np.bool_], table: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _expand_coarse(coarse: NDArray[np.bool_], table: NDArray[np.bool_]) -> NDArray[np.bool_]:
     out = np.empty((len(coarse), table.shape[1]), dtype=bool)
     numbers = table.astype(np.float32)  # products of bools are slow
     for rows in row_chunks(*out.shape):

@@ -82,7 +82,7 @@ def _listed(text: str) -> list[Any] | None:
         return None
 
 
-def _number(value: Any) -> float:
+def _weight(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"weight {quoted(value)} is not a number")
     try:
@@ -108,7 +108,7 @@ def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|")
     elif isinstance(value, int | float):
         value = [value]
     if isinstance(value, dict):
-        found = {label_name(name): _number(number) for name, number in value.items()}
+        found = {label_name(name): _weight(number) for name, number in value.items()}
         outside = [name for name in found if names is not None and name not in names]
         if outside:
             raise ValueError(f"a weight for {quoted(outside[0])}, which is not among the candidates; add it to them")
@@ -121,7 +121,7 @@ def label_weights(value: Any, names: Sequence[str] | None, separator: str = "|")
         raise ValueError("weights without names need candidates next to them; write cat:0.7|dog:0.3")
     if len(value) != len(names):
         raise ValueError(f"{len(value)} weights for {len(names)} candidates; give one for each")
-    return {name: _number(number) for name, number in zip(names, value, strict=True)}
+    return {name: _weight(number) for name, number in zip(names, value, strict=True)}
 
 
 def _order(name: str) -> tuple[int, int, str]:

@@ -88,7 +88,7 @@ def _vote(cell: Any, no_vote: frozenset[str], separator: str) -> tuple[str, ...]
     return () if cell is None or _word(cell) in no_vote else label_names(cell, separator)
 
 
-def _told(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
+def _no_vote_notes(cells: Iterable[Any], no_vote: frozenset[str]) -> list[str]:
     """A note, where something that could be a class is taken for no vote."""
     words = sorted({str(cell).strip() for cell in cells if _word(cell) in no_vote & _MAY_BE_CLASSES})
     if not words:
@@ -143,7 +143,7 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         notes.append(f"rows without a vote, left out: {table.n - len(voted)} ({place})")
         if alone := len(set(tasks)) - len({tasks[row] for row in voted}):
             notes.append(f"examples without a vote, left out: {alone}")
-        notes += _told((cell for cell in table.columns["label"] if cell is not None), no_vote)
+        notes += _no_vote_notes((cell for cell in table.columns["label"] if cell is not None), no_vote)
         table, tasks, labels = table.take(voted), [tasks[row] for row in voted], [labels[row] for row in voted]
     first: dict[str, int] = {}  # task -> its first row
     for row, task in enumerate(tasks):
@@ -227,7 +227,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         notes.append(f"examples without a vote, left out: {voted.count(False)}")
         kept = [row for row in range(table.n) if voted[row]]
         table, names = table.take(kept), [names[row] for row in kept]
-    notes += _told(known, no_vote)
+    notes += _no_vote_notes(known, no_vote)
     if table.features is not None or not all(map(ANNOTATOR.fullmatch, table.texts)):  # recognised by cells, not by name
         features = f"; features: {_some(table.names)}" if table.features is not None else ""
         notes.append(f"votes: {_some(list(table.texts))}{features}")

@@ -114,7 +114,7 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     if hasattr(given, "columns") and len(given.columns) > 1 and not _holds_words(given):  # pandas or polars
         names = label_array([_item(name) for name in given.columns])
         return _from_matrix(np.asarray(given.to_numpy()), known, names)
-    rows = _rows(given)
+    rows = _as_rows(given)
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
         return _from_matrix(rows, known, np.arange(rows.shape[1]))
     if isinstance(rows, np.ndarray):
@@ -125,11 +125,11 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
 
 def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.bool_]:
     """Whether each predicted label is the true one, or is in the given candidate set."""
-    rows = _rows(given)
+    rows = _as_rows(given)
     if len(rows) != len(predicted):
         raise UserError(f"X has {len(predicted)} examples, but y has {len(rows)}")
     if isinstance(rows, np.ndarray) and rows.ndim == 2:
-        matrix = _matrix(rows)
+        matrix = _candidate_matrix(rows)
         if matrix.shape[1] != len(classes):
             raise UserError(f"y: {matrix.shape[1]} columns for {len(classes)} classes")
         return matrix[np.arange(len(matrix)), class_indices(predicted, classes)]
@@ -143,7 +143,7 @@ def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.b
     return np.array([label in row for label, row in zip(predicted, sets, strict=True)], bool)
 
 
-def _rows(given: Any) -> Array | list[list[Any]]:
+def _as_rows(given: Any) -> Array | list[list[Any]]:
     """A 2-d array (matrix), a 1-d array (plain labels), or a list of label lists."""
     if given is None:
         raise UserError("fit requires y to be passed, but the target y is None; give candidate sets or labels")
@@ -261,7 +261,7 @@ def _item(label: Any) -> Any:
     return label.item() if isinstance(label, np.generic) else label
 
 
-def _matrix(values: Array) -> NDArray[np.bool_]:
+def _candidate_matrix(values: Array) -> NDArray[np.bool_]:
     try:
         matrix = as_candidates(values, "candidates")
         return matrix if matrix.flags.writeable else matrix.copy()
@@ -273,7 +273,7 @@ def _matrix(values: Array) -> NDArray[np.bool_]:
 
 def _from_matrix(values: Array, known: Array | None, columns: Array) -> CandidateSets:
     """`columns` are the labels that the matrix itself has."""
-    matrix = _matrix(values)
+    matrix = _candidate_matrix(values)
     if known is not None and len(known) != len(columns):
         raise UserError(f"candidates: {len(columns)} columns for {len(known)} classes")
     return matrix, columns if known is None else known
@@ -319,7 +319,7 @@ def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateS
             )
         if "" in row:
             raise UserError(f"candidates: example {position} has an empty string as a label; leave it out of the set")
-    classes = label_array(_in_order(found)) if known is None else known
+    classes = label_array(_sorted_labels(found)) if known is None else known
     column = {label: j for j, label in enumerate(classes.tolist())}
     matrix = np.zeros((len(rows), len(classes)), bool)
     for position, row in enumerate(rows):
@@ -333,7 +333,7 @@ def _from_sets(rows: Sequence[Sequence[Any]], known: Array | None) -> CandidateS
 # --- labels -------------------------------------------------------------------------------------------------------
 
 
-def _in_order(labels: Iterable[Any]) -> list[Any]:
+def _sorted_labels(labels: Iterable[Any]) -> list[Any]:
     """Sorted; labels that cannot be compared by type and text, which is the same order every time."""
     labels = list(labels)
     try:

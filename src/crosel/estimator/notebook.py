@@ -52,7 +52,11 @@ class NotebookConsole(Console):
 
         self._drawn, self._progress_bar = time.monotonic(), content
         block = Table.grid()
-        for part in (*map(Text, self._lines), content, *([_table(self._rows[-SHOWN_ROWS:])] if self._rows else [])):
+        for part in (
+            *map(Text, self._lines),
+            content,
+            *([_epochs(self._rows[-SHOWN_ROWS:])] if self._rows else []),
+        ):
             block.add_row(part)
         self._handle.update(block)
 
@@ -62,7 +66,7 @@ class NotebookConsole(Console):
         self.draw(self._progress(f"epoch {row['epoch']}/{epochs}", row["epoch"] * steps, epochs * steps))
 
 
-def _table(rows: list[Row]) -> Table:
+def _epochs(rows: list[Row]) -> Table:
     from rich.table import Table
 
     cells = [epoch_cells(row) for row in rows]

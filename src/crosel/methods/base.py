@@ -263,11 +263,11 @@ def methods() -> dict[str, type[Method]]:
 
     for entry in entry_points(group="crosel.methods"):
         if entry.name not in _METHODS and entry.name not in _BROKEN:
-            _load(entry)
+            _load_entry_point(entry)
     return dict(sorted(_METHODS.items()))
 
 
-def _load(entry: EntryPoint) -> None:
+def _load_entry_point(entry: EntryPoint) -> None:
     """Register a method of an installed package. What is wrong with it matters only to those who ask for it."""
     try:
         found = entry.load()

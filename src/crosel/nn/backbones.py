@@ -168,7 +168,7 @@ def _open_timm(timm: Any, name: str, short: str, weights: str | None, device: to
     except Exception as error:  # no network, a broken download, a tag that is not there
         raise UserError(_not_to_be_had(name, error)) from None
     if weights is not None:
-        _load(model, Path(weights), name)
+        _load_weights(model, Path(weights), name)
     return ImageBackbone(name, model, timm.data.resolve_model_data_config(model), device)
 
 
@@ -191,7 +191,7 @@ def _not_to_be_had(name: str, error: Exception) -> str:
     )
 
 
-def _load(model: nn.Module, path: Path, name: str) -> None:
+def _load_weights(model: nn.Module, path: Path, name: str) -> None:
     """Take weights from a file that holds tensors alone; those of a classifier are left out."""
     tensors = read_tensors(path)
     wanted = model.state_dict()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from crosel.report import figures, tables
 from crosel.report.gallery import galleries
-from crosel.report.html import percent, section, table, thumbnail
+from crosel.report.html import pct, section, table, thumbnail
 from crosel.report.page import RESULTS, charts, contents, facts, notice, page, source_names
 from crosel.report.run import Run
 from crosel.utils.settings import dotted
@@ -50,7 +50,7 @@ def results(runs: Sequence[Run]) -> str:
         row += [str(run.config.seed), f"{len(run.rows)} of {run.config.train.epochs}"]
         for key, _ in found:
             value = run.last(key)
-            text = "–" if value is None else percent(value)
+            text = "–" if value is None else pct(value)
             row.append(f"<b>{text}</b>" if key == "test_accuracy" and value == best else text)
         rows.append([*row, f"{run.set_sizes.mean():.2f}", duration(run.seconds)])
     head = ("run", "method", "network", "seed", "epochs", *(name for _, name in found), "mean set size", "time")
@@ -88,7 +88,7 @@ def _disagreements(runs: Sequence[Run], x: Inputs) -> str:
         for own, p in zip(labels[:, i], sure[:, i], strict=True):
             text = escape(first.classes[own]) if own >= 0 else "–"
             wrong = first.truth is not None and own != first.truth[i]
-            cells.append(f'<span class="{"wrong" if wrong else ""}">{text}</span> <small>{percent(p)}</small>')
+            cells.append(f'<span class="{"wrong" if wrong else ""}">{text}</span> <small>{pct(p)}</small>')
         if first.truth is not None:
             cells.append(escape(first.classes[int(first.truth[i])]))
         if images and x is not None:

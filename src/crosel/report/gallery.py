@@ -62,7 +62,7 @@ def galleries(result: Result, x: NDArray[Any] | None, shown: int = EXAMPLES) -> 
     out = []
     for title, rows, words in groups(result):
         picked = [int(i) for i in rows[:shown]]
-        body = _cards(result, x, picked) if x is not None and x.ndim == 4 else _table(result, x, picked, title)
+        body = _cards(result, x, picked) if x is not None and x.ndim == 4 else _examples_table(result, x, picked, title)
         of = f"{len(picked)} of {len(rows):,}" if len(rows) > len(picked) else f"{len(rows):,}"
         out.append(
             f'<details open><summary>{title} <span class="count">{of}</span></summary>'
@@ -71,25 +71,27 @@ def galleries(result: Result, x: NDArray[Any] | None, shown: int = EXAMPLES) -> 
     return "".join(out)
 
 
-class Choice(NamedTuple):
+class LabelChoice(NamedTuple):
     label: int
     probability: float | None
     inside: bool
 
 
-def choices(result: Result, i: int) -> tuple[list[Choice], int]:
+def choices(result: Result, i: int) -> tuple[list[LabelChoice], int]:
     """The labels to show for an example, the given one first, and the number of candidates left out."""
     given, inside = int(result.labels[i]), np.flatnonzero(result.examples.candidates[i]).tolist()
     if result.probabilities is None:
         sure = float(result.confidence[i])
         ranked = sorted(inside, key=lambda j: j != given)
-        return [Choice(j, sure if j == given else None, True) for j in ranked[:CANDIDATES]], len(ranked[CANDIDATES:])
+        return [LabelChoice(j, sure if j == given else None, True) for j in ranked[:CANDIDATES]], len(
+            ranked[CANDIDATES:]
+        )
     p = result.probabilities[i].astype(np.float16).astype(float)  # as predictions.npz has them
     ranked = sorted(inside, key=lambda j: (j != given, -p[j]))
-    out = [Choice(j, float(p[j]), True) for j in ranked[:CANDIDATES]]
+    out = [LabelChoice(j, float(p[j]), True) for j in ranked[:CANDIDATES]]
     top = int(p.argmax())
     if top not in inside and p[top] >= NOTABLE:
-        out.append(Choice(top, float(p[top]), False))
+        out.append(LabelChoice(top, float(p[top]), False))
     return out, len(ranked[CANDIDATES:])
 
 
@@ -153,7 +155,7 @@ def _times_selected(result: Result, i: int) -> str:
     return "" if times == 0 else f" · selected in {counted(times, 'epoch')}"
 
 
-def _table(result: Result, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
+def _examples_table(result: Result, x: NDArray[Any] | None, rows: Sequence[int], title: str) -> str:
     examples = result.examples
     features = 0 if x is None or x.ndim != 2 else min(FEATURES, x.shape[1])
     texts = x is not None and x.ndim == 1

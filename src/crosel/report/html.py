@@ -17,7 +17,7 @@ from crosel.report.charts import number
 SIDE = 64  # pixels of a thumbnail's longer side, at most
 
 
-def percent(value: float) -> str:
+def pct(value: float) -> str:
     return number(value, percent=True)
 
 
@@ -52,7 +52,7 @@ def bar(share: float) -> str:
 def bar_table(caption: str, what: str, counts: Sequence[tuple[str, int]], total: int) -> str:
     """Counts with their share of the total and bars relative to the largest."""
     largest = max((c for _, c in counts), default=0) or 1
-    rows = [[escape(name), f"{c:,}", percent(c / max(1, total)), bar(c / largest)] for name, c in counts]
+    rows = [[escape(name), f"{c:,}", pct(c / max(1, total)), bar(c / largest)] for name, c in counts]
     return table(escape(caption), (escape(what), "examples", "share", ""), rows, "bars")
 
 
@@ -63,7 +63,7 @@ def stack(caption: str, parts: Sequence[tuple[str, int, str]], note: str = "") -
         f'<i class="b-{ink}" style="flex-grow:{count}"></i>' for _, count, ink in parts if count
     )  # fmt: skip
     items = "".join(
-        f'<li><i class="swatch b-{ink}"></i>{escape(name)} <b>{count:,}</b> <span>{percent(count / total)}</span></li>'
+        f'<li><i class="swatch b-{ink}"></i>{escape(name)} <b>{count:,}</b> <span>{pct(count / total)}</span></li>'
         for name, count, ink in parts
     )
     words = f"<p class=note>{note}</p>" if note else ""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import crosel
 from crosel.report import figures, svg, tables
 from crosel.report.gallery import galleries
-from crosel.report.html import percent, section
+from crosel.report.html import pct, section
 from crosel.report.run import Run
 from crosel.report.svg import Figure
 from crosel.runs.result import Result
@@ -82,7 +82,7 @@ def run_page(run: Run, x: NDArray[Any] | None, ids: count[int]) -> str:
     if run.result is not None:
         body += labels_sections(run, run.result, x, ids)
     else:
-        body += _sets(run, ids)
+        body += _sets_section(run, ids)
     body += section("Settings", facts(run), "", "settings")
     title = f"{escape(run.method_title)} on {escape(run.source_name)}"
     return page(title, subtitle, notice(run) + _tiles(run) + contents(body, SECTIONS) + body, [run])
@@ -99,7 +99,7 @@ def labels_sections(run: Run, result: Result, x: NDArray[Any] | None, ids: count
         "Confusion", f'<div class="columns">{matrices}</div>' if (matrices := tables.confusion(run)) else "",
         "Rows are true labels, columns are the labels given.", "truth",
     )  # fmt: skip
-    body += _sets(run, ids)
+    body += _sets_section(run, ids)
     body += section(
         "Projection", charts([figures.projection(result, x)], ids),
         "The features on their first two principal components, coloured by the label given.", "space",
@@ -110,11 +110,11 @@ def labels_sections(run: Run, result: Result, x: NDArray[Any] | None, ids: count
     )  # fmt: skip
 
 
-def _sets(run: Run, ids: count[int]) -> str:
+def _sets_section(run: Run, ids: count[int]) -> str:
     words = "The candidate sets that the run learnt from."
     if run.truth is not None:
         outside = float((~run.examples.candidates[np.arange(run.n), run.truth]).mean())
-        missing = f"The true label is missing from {percent(outside)} of them."
+        missing = f"The true label is missing from {pct(outside)} of them."
         words += f" {missing if outside else 'Every set contains the true label.'}"
     sizes = charts([figures.set_sizes(run)], ids)
     return section("Candidate sets", f'<div class="columns">{sizes}{tables.set_members(run)}</div>', words, "sets")
@@ -132,11 +132,11 @@ def notice(run: Run, name: str = "This run") -> str:
 
 
 def _tiles(run: Run) -> str:
-    tiles = [(name, percent(value), what) for key, name, what in RESULTS if (value := run.last(key)) is not None]
+    tiles = [(name, pct(value), what) for key, name, what in RESULTS if (value := run.last(key)) is not None]
     if run.truth is not None and run.result is not None:
         right = float((run.result.labels == run.truth).mean())
         place = min(3, len(tiles))
-        tiles.insert(place, ("Labels right", percent(right), "share of training examples that got their true label"))
+        tiles.insert(place, ("Labels right", pct(right), "share of training examples that got their true label"))
     if run.rows:
         tiles.append(("Training time", duration(run.seconds), f"{len(run.rows)} epochs, {escape(run.device)}"))
     items = "".join(f"<li><span>{name}</span><b>{value}</b><small>{what}</small></li>" for name, value, what in tiles)
@@ -151,8 +151,8 @@ def facts(run: Run) -> str:
         ("method", f"{run.method_title} ({c.method.name})"), ("network", c.network.name),
         ("epochs", c.train.epochs), ("batch size", c.train.batch_size), ("learning rate", f"{c.train.lr:g}"),
         ("seed", c.seed), ("examples", f"{run.n:,}"), ("classes", len(run.classes)),
-        ("mean set size", f"{sizes.mean():.2f}"), ("sets of one", f"{singles:,} ({percent(singles / run.n)})"),
-        ("full sets", f"{full:,} ({percent(full / run.n)})"),
+        ("mean set size", f"{sizes.mean():.2f}"), ("sets of one", f"{singles:,} ({pct(singles / run.n)})"),
+        ("full sets", f"{full:,} ({pct(full / run.n)})"),
         ("true labels", "known, not used for training" if run.truth is not None else "not known"),
         ("device", run.device),
         ("crosel, torch", f"{environment.get('crosel', '?')}, {environment.get('torch', '?')}"),

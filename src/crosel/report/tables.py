@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.report.html import bar_table, percent, stack, table
+from crosel.report.html import bar_table, pct, stack, table
 from crosel.report.run import Run
 from crosel.runs.labels import FLAGS
 from crosel.runs.result import Result
@@ -72,7 +72,7 @@ def share_names(result: Result) -> list[str]:
 def per_class(result: Result) -> str:
     """How many examples got each label, how sure, how many selected, how many right."""
     rows = [
-        [escape(name), f"{count:,}", *("–" if share is None else percent(share) for share in shares)]
+        [escape(name), f"{count:,}", *("–" if share is None else pct(share) for share in shares)]
         for name, count, shares in class_shares(result)[:SHOWN_CLASSES]
     ]
     k = len(result.examples.classes)
@@ -104,11 +104,11 @@ def confusions(run: Run) -> list[tuple[str, str, NDArray[np.int64]]]:
 
 
 def confusion(run: Run) -> str:
-    show = _matrix if len(run.classes) <= CONFUSION_CLASSES else _most_common
+    show = _confusion_matrix if len(run.classes) <= CONFUSION_CLASSES else _most_common
     return "".join(show(run, title, counts) for _, title, counts in confusions(run))
 
 
-def _matrix(run: Run, title: str, counts: NDArray[np.int64]) -> str:
+def _confusion_matrix(run: Run, title: str, counts: NDArray[np.int64]) -> str:
     totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
     rows = []
     for i, name in enumerate(run.classes):

@@ -27,17 +27,17 @@ def write_report(
 
     `data` is the runs' training set, if it is in memory already; otherwise it is looked for, for images.
     """
-    _write(read_runs(folders), out, data, plots)
+    _write_page(read_runs(folders), out, data, plots)
 
 
 def write_run_report(folder: RunFolder, data: Dataset, result: Result) -> None:
     """Write the report that every finished run carries, with its charts; data and result are in memory."""
     run = Run.read(folder, folder.path.resolve().name, result)
-    _write([run], folder / "report.html", data, folder / "plots")
+    _write_page([run], folder / "report.html", data, folder / "plots")
 
 
-def _write(runs: Sequence[Run], out: Path, data: Dataset | None, plots: Path | None) -> None:
-    inputs = _inputs(runs, data)
+def _write_page(runs: Sequence[Run], out: Path, data: Dataset | None, plots: Path | None) -> None:
+    inputs = _inputs_of_runs(runs, data)
     single = len(runs) == 1
     html = run_page(runs[0], inputs[0], count(1)) if single else comparison_page(runs, inputs, count(1))
     atomic_write(out, html)
@@ -49,7 +49,7 @@ def _write(runs: Sequence[Run], out: Path, data: Dataset | None, plots: Path | N
         atomic_write(plots / f"{figure.name}.svg", figure.svg_file(), durable=False)
 
 
-def _inputs(runs: Sequence[Run], data: Dataset | None) -> list[NDArray[Any] | None]:
+def _inputs_of_runs(runs: Sequence[Run], data: Dataset | None) -> list[NDArray[Any] | None]:
     """Each run's training inputs; those of the same data are read once."""
     known: dict[str, NDArray[Any] | None] = {}
     for run in runs:

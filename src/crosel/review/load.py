@@ -50,12 +50,12 @@ def load_cards(run: Path) -> Cards:
             x = data.x if data.originals is None else data.originals
             p = compute_probabilities(session, SECONDS, run, notes)
     if x is None:
-        x = _inputs(config, examples, notes)
+        x = _inputs_or_note(config, examples, notes)
     about = f"{find_method(config.method.name).title} on {Path(config.source).name}"
     return Cards(replace(result, probabilities=p), x, run.resolve().name, about, notes)
 
 
-def _inputs(config: RunConfig, examples: TrainingSet, notes: list[str]) -> Any:
+def _inputs_or_note(config: RunConfig, examples: TrainingSet, notes: list[str]) -> Any:
     try:
         x = training_inputs(config, examples)
     except (UserError, OSError):

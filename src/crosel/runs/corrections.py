@@ -13,7 +13,7 @@ import numpy as np
 from crosel.data import Dataset
 from crosel.data.text import CsvFile
 from crosel.errors import UserError
-from crosel.runs.decisions import Decisions, read_lines, replay
+from crosel.runs.decisions import Decisions, read_log, replay
 from crosel.runs.folder import RunFolder
 from crosel.utils.csv_cells import csv_line, unescape_formula
 from crosel.utils.files import atomic_write, new_folder, refuse_overwrite
@@ -38,7 +38,7 @@ def export_corrections(run: Path, out: Path) -> int:
     examples = folder.training_set()
     ids, decisions = examples.ids, Decisions(examples.n)
     for warning in replay(
-        read_lines(run / "review.jsonl"), decisions, _RowsById(ids).row_of, examples.classes
+        read_log(run / "review.jsonl"), decisions, _RowsById(ids).row_of, examples.classes
     ).warnings():
         logger.warning(warning)
     refuse_overwrite(out, run / "review.jsonl", config.source, config.data.inputs)
@@ -59,7 +59,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
         if not path.is_file():
             raise UserError(f"{path}: no such file")
         decisions = Decisions(data.n)
-        skipped = replay(read_lines(path), decisions, rows.row_of, data.classes)
+        skipped = replay(read_log(path), decisions, rows.row_of, data.classes)
         if skipped.unknown:
             raise UserError(
                 f"{path}: line {skipped.unknown[0]}: this decision is not about this data (another id, row or label); "

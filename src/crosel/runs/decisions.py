@@ -142,7 +142,7 @@ def replay(lines: Iterable[str], decisions: Decisions, find_row: FindRow, classe
     return skipped
 
 
-def read_lines(path: Path) -> list[str]:
+def read_log(path: Path) -> list[str]:
     """The lines of a log, whatever it contains; a missing log is empty."""
     try:
         # Only \n ends a line: splitlines() would also split at characters that an id may contain.
@@ -166,7 +166,7 @@ class DecisionLog:
         try:
             claim(self._file, f"{path} is open in another review of this run; use that one, or stop it")
             self.decisions = Decisions(len(ids))
-            lines = read_lines(path)
+            lines = read_log(path)
             self.skipped_lines = replay(lines, self.decisions, self._find_row, classes)
             self._truncated = bool(lines) and lines[-1] != ""  # the last line was cut short: begin on a new one
             if new:

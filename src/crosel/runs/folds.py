@@ -56,7 +56,7 @@ def out_of_sample(
         return None
     data, seed = session.data, session.config.seed
     fold = assign_folds(data.n, folds, seed)
-    found, done = _read(path, session) if path else None, np.zeros(folds, bool)
+    found, done = _read_folds(path, session) if path else None, np.zeros(folds, bool)
     probabilities = np.zeros((data.n, len(data.classes)), np.float32)
     if found is not None:
         probabilities, done = found
@@ -71,13 +71,13 @@ def out_of_sample(
         probabilities[fold == k] = part
         done[k] = True
         if path is not None:
-            _write(path, session, probabilities, done)
+            _write_folds(path, session, probabilities, done)
     return probabilities
 
 
 def read_out_of_sample(path: Path, session: Session) -> NDArray[np.float32] | None:
     """What a finished run has saved; None where there is nothing, or not of all folds."""
-    found = _read(path, session) if session.config.train.folds else None
+    found = _read_folds(path, session) if session.config.train.folds else None
     return None if found is None or not found[1].all() else found[0]
 
 
@@ -107,22 +107,22 @@ def _held_out(
 # --- the file, from which a killed run goes on with the next fold -------------------------------------------------
 
 
-def _digest(session: Session) -> str:
+def _folds_digest(session: Session) -> str:
     """Of what the folds are about; a run folder holds on to the settings that decide what is learnt."""
     content = repr((session.fingerprints, session.config.seed, session.config.train.folds))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _write(path: Path, session: Session, probabilities: NDArray[np.float32], done: NDArray[np.bool_]) -> None:
-    arrays = {"probabilities": probabilities, "done": done, "digest": np.array(_digest(session))}
+def _write_folds(path: Path, session: Session, probabilities: NDArray[np.float32], done: NDArray[np.bool_]) -> None:
+    arrays = {"probabilities": probabilities, "done": done, "digest": np.array(_folds_digest(session))}
     atomic_write_with(path, lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
 
 
-def _read(path: Path, session: Session) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
+def _read_folds(path: Path, session: Session) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
     """None where there is no such file, where it is damaged, or about something else."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if str(archive["digest"]) != _digest(session):
+            if str(archive["digest"]) != _folds_digest(session):
                 return None
             return archive["probabilities"], archive["done"]
     except Exception:  # zip, zlib and numpy each have their own errors

@@ -62,7 +62,7 @@ def _snapshot(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> tuple[
 
 def write(folder: Path, stage: str, tensors: dict[str, Tensor], state: str, keep: int) -> Path:
     content = safetensors.torch.save(tensors, metadata={"state": state})
-    path = folder / f"{stage}-{_digest(content)}.safetensors"
+    path = folder / f"{stage}-{_content_digest(content)}.safetensors"
     atomic_write(path, content)
     prune(folder, keep)
     return path
@@ -116,7 +116,7 @@ class AsyncWriter:
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
     with disk_errors(folder):
-        for _, old in _in_order(folder)[keep:]:
+        for _, old in _newest_first(folder)[keep:]:
             old.unlink(missing_ok=True)
 
 
@@ -125,10 +125,10 @@ def load_newest(folder: Path) -> LoadResult:
     while True:
         damaged: list[Path] = []
         vanished = False
-        for digest, path in _in_order(folder):
+        for digest, path in _newest_first(folder):
             try:
-                content = _read(path)
-                if _digest(content) == digest:
+                content = _read_checkpoint(path)
+                if _content_digest(content) == digest:
                     return LoadResult(_parse(content), damaged)
                 damaged.append(path)
             except FileNotFoundError:  # the run that is under way has replaced it by a newer one since we looked
@@ -139,11 +139,11 @@ def load_newest(folder: Path) -> LoadResult:
             return LoadResult(None, damaged)
 
 
-def _digest(content: bytes) -> str:
+def _content_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _in_order(folder: Path) -> list[tuple[str, Path]]:
+def _newest_first(folder: Path) -> list[tuple[str, Path]]:
     """(digest, path) of every checkpoint, newest first."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -157,7 +157,7 @@ def _in_order(folder: Path) -> list[tuple[str, Path]]:
     return [(digest, path) for _, digest, path in sorted(found, reverse=True)]
 
 
-def _read(path: Path) -> bytes:
+def _read_checkpoint(path: Path) -> bytes:
     """The content, unless it is no plain file or more than the memory holds: the folder may come from a stranger."""
     about = path.stat()
     if not stat.S_ISREG(about.st_mode) or about.st_size > memory_limit():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crosel.bench.tables.collect import Run
-from crosel.bench.tables.paper import METRICS, Figure, Reference, figures, reference
+from crosel.bench.tables.paper import METRICS, Figure, Reference, paper_cells, reference
 from crosel.bench.tables.statistics import Estimate, PairedTest, estimate, paired_t_test
 from crosel.utils.settings import REMOVED
 
@@ -55,7 +55,7 @@ def build(runs: Sequence[Run]) -> list[Table]:
     by_setting: dict[tuple[str, str, float], list[Run]] = {}
     for run in runs:
         by_setting.setdefault((run.dataset, run.rule, run.held_out), []).append(run)
-    return [_table(*setting, by_setting[setting]) for setting in sorted(by_setting)]
+    return [_build_table(*setting, by_setting[setting]) for setting in sorted(by_setting)]
 
 
 def group(runs: Sequence[Run]) -> list[list[Run]]:
@@ -88,7 +88,7 @@ def usual_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return usual
 
 
-def _table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Table:
+def _build_table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Table:
     groups = group(runs)
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for members in groups:
@@ -102,13 +102,13 @@ def _table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Tab
     beside = reference(dataset, ours)
     for settings in ours:  # an ablation is named, even where all rows are the same one
         shown["crosel"] |= {name for name, value in beside.papers.items() if settings.get(name) != value}
-    rows = [_row(members, shown[members[0].method], beside) for members in groups]
+    rows = [_build_row(members, shown[members[0].method], beside) for members in groups]
     usual = usual_settings(rows)
-    rows.sort(key=lambda row: _place(row, usual[row.method]))
+    rows.sort(key=lambda row: _sort_key(row, usual[row.method]))
     return Table(dataset, rule, tuple(_compared(rows)), held_out)
 
 
-def _row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
+def _build_row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
     first = members[0]
 
     def mean(values: Iterable[float | None]) -> Estimate | None:
@@ -129,7 +129,7 @@ def _row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
         first.epochs,
         tuple(run.seed for run in members),
         {name: value for name, value in metrics.items() if value is not None},
-        figures(first.dataset, first.rule, first.method, first.settings, beside),
+        paper_cells(first.dataset, first.rule, first.method, first.settings, beside),
         mean(run.seconds for run in members),
         mean(run.images_per_second for run in members),
         max(memory) if memory else None,
@@ -156,7 +156,7 @@ def _compared(rows: Sequence[Row]) -> list[Row]:
     return out
 
 
-def _place(row: Row, usual: Mapping[str, Any]) -> tuple[Any, ...]:
+def _sort_key(row: Row, usual: Mapping[str, Any]) -> tuple[Any, ...]:
     """As in the paper's tables; of one method the row from which the others depart first."""
     rank = _ORDER.index(row.method) if row.method in _ORDER else len(_ORDER)
     values = [_sortable(value) for value in row.settings.values()]

@@ -81,7 +81,9 @@ def reference(dataset: str, rows: Sequence[Mapping[str, Any]]) -> Reference:
     return Reference(papers, common)
 
 
-def figures(dataset: str, rule: str, method: str, settings: Mapping[str, Any], beside: Reference) -> dict[str, Figure]:
+def paper_cells(
+    dataset: str, rule: str, method: str, settings: Mapping[str, Any], beside: Reference
+) -> dict[str, Figure]:
     """Figures for a row: those of the main table, or, where it departs from the reference, those of the ablation that
     changes just this. The paper has each ablation for one or two kinds of data only: for others, the nearest is taken,
     and named. Nothing where the paper has no such row.
@@ -129,7 +131,7 @@ def _nearest_first(name: str, q: str) -> list[str]:
     return sorted(known, key=distance)
 
 
-def _number(value: Any) -> str:
+def _short_number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
@@ -142,12 +144,12 @@ def _components(criteria: Any, scope: Any) -> str:
 _ABLATIONS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "scope": (("method.scope",), str),
     "components": (("method.criteria", "method.scope"), _components),
-    "t": (("method.bank_length",), _number),
-    "gamma": (("method.gamma",), _number),
+    "t": (("method.bank_length",), _short_number),
+    "gamma": (("method.gamma",), _short_number),
     "networks": (("method.networks",), lambda number: {1: "one", 2: "two"}.get(number, "")),
     "lambda_cr": (
         ("method.lambda_cr", "method.dynamic_lambda"),
-        lambda weight, dynamic: _number(weight) + ("" if dynamic else " fixed"),
+        lambda weight, dynamic: _short_number(weight) + ("" if dynamic else " fixed"),
     ),
     "selected-batch augmentation": (("method.selected_view",), lambda view: "none" if view == "plain" else str(view)),
 }

@@ -48,7 +48,7 @@ def read_cifar10(folder: Path) -> Dataset:
     x, y, _ = _read_batches(folder, [f"data_batch_{i}" for i in range(1, 6)], "labels")
     x_test, y_test, _ = _read_batches(folder, ["test_batch"], "labels")
     return make_dataset(
-        x, y=y, x_test=x_test, y_test=y_test, classes=_class_names(folder, "batches.meta", "label_names"),
+        x, y=y, x_test=x_test, y_test=y_test, classes=_pickled_names(folder, "batches.meta", "label_names"),
         place=str(folder), mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616),
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def read_cifar100(folder: Path, coarse: bool = False) -> Dataset:
     x_test, y_test, _ = _read_batches(folder, ["test"], f"{kind}_labels")
     hints: dict[str, Any] = {} if coarse else {"groups": _superclasses(folder, parts[0])}
     return make_dataset(
-        x, y=y, x_test=x_test, y_test=y_test, classes=_class_names(folder, "meta", f"{kind}_label_names"),
+        x, y=y, x_test=x_test, y_test=y_test, classes=_pickled_names(folder, "meta", f"{kind}_label_names"),
         place=str(folder), mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), **hints,
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def _batch_labels(part: dict[str, Any], key: str, place: Path) -> Any:
     return as_labels(labels, ANY_CLASS, f"{place}: {key}")
 
 
-def _class_names(folder: Path, file: str, key: str) -> list[str]:
+def _pickled_names(folder: Path, file: str, key: str) -> list[str]:
     names = read_pickle(folder / file).get(key)
     try:
         if isinstance(names, list) and names:
@@ -151,7 +151,7 @@ class _ArraysOnly(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it refers to {what}, unlike any CIFAR file") from None
 
 
-def _text(key: Any) -> str:
+def _key_text(key: Any) -> str:
     if not isinstance(key, bytes | str):
         raise ValueError("a key that is not text")
     return key.decode() if isinstance(key, bytes) else key
@@ -165,7 +165,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         if not isinstance(content, dict):
             raise ValueError("no dictionary inside")
-        return {_text(key): value.values if type(value) is _Array else value for key, value in content.items()}
+        return {_key_text(key): value.values if type(value) is _Array else value for key, value in content.items()}
     except UserError:
         raise
     except FileNotFoundError:

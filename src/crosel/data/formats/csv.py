@@ -136,7 +136,7 @@ class Csv(RowFormat):
         annotators = [header[column] for column in votes]
         rows.titles = {role: title for role, title in rows.titles.items() if title not in annotators}
         rows.features = [title for title in rows.features if title not in annotators]
-        rows.hint = lambda row: _hint(rows, kind, row)
+        rows.hint = lambda row: _words_hint(rows, kind, row)
         numbers = [name for name in rows.features if is_number(rows.cell(rows.first, name))]
         inputs = input_role(rows, settings, numbers if kind != "scores" else [])
         has_inputs = inputs is not None or settings.inputs is not None
@@ -165,7 +165,7 @@ class Csv(RowFormat):
         return settings.model_copy(update={"annotators": None, "format": "table" if as_table else settings.format})
 
 
-def _hint(rows: CsvRows, kind: TableKind, row: list[str]) -> str:
+def _words_hint(rows: CsvRows, kind: TableKind, row: list[str]) -> str:
     """What a column that holds words, where numbers are expected, may be instead."""
     words = [name for name in rows.features if not is_number(rows.cell(row, name))]
     if kind == "table" and "candidates" not in rows.titles and (near := did_you_mean("candidates", words)):

@@ -210,7 +210,7 @@ class Rows:
                 continue
             if votes:
                 blank.pop(name, None)
-                digest = _digest(value)
+                digest = _row_digest(value)
                 before, same = seen.setdefault(name, (line, digest))
                 if digest != same:
                     what = f"{self.unit} {before} has something else for {quoted(name)}"
@@ -248,7 +248,7 @@ def input_role(rows: Rows, settings: DataSettings, features: Sequence[str]) -> s
     return role
 
 
-def _digest(value: Any) -> int:
+def _row_digest(value: Any) -> int:
     """Differs where the content of two rows differs, in little memory."""
     if not isinstance(value, tuple):
         return hash(value.content if isinstance(value, StoredImage) else str(value).strip())
