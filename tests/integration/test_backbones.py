@@ -118,6 +118,26 @@ def test_people_see_the_photographs(photos: Path, tmp_path: Path, crosel_cli: Cr
     assert load_cards(run).notes  # the data are no longer those of the run
 
 
+@pytest.mark.usefixtures("timm")
+def test_the_exported_file_takes_pictures(
+    photos: Path, tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["timm"], "create_model", lambda name, pretrained, num_classes: tiny_model())
+    run, out = tmp_path / "run", tmp_path / "m.pt2"
+    assert crosel_cli("train", photos / "list.csv", *SETTINGS, "--method", "proden", "--out", run).code == 0
+    result = crosel_cli("export", run, "--out", out)
+    assert result.code == 0, result.err
+    assert "images uint8 [n, 24, 24, 3]" in result.out
+    backbone = open_backbone("timm/tiny_net")
+    assert isinstance(backbone, ImageBackbone)
+    pictures = [backbone.prepare(Image.open(photos / f"{i}.jpg").convert("RGB")) for i in range(5)]
+    found = torch.export.load(out).module()(torch.from_numpy(np.stack(pictures)))
+    assert crosel_cli("predict", run, photos, "--out", tmp_path / "p.csv").code == 0
+    rows = {row["id"]: row for row in csv.DictReader((tmp_path / "p.csv").read_text().splitlines())}
+    for i in range(5):
+        assert float(rows[f"{i}.jpg"]["confidence"]) == pytest.approx(float(found[i].max()), abs=2e-6)
+
+
 def test_a_killed_embedding_goes_on(
     photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

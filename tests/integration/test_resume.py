@@ -594,3 +594,15 @@ def test_other_named_source_is_another_config(stopped: Path, tiny_run: TinyRun, 
     result = crosel_cli("train", "digits", *tiny_run.command[2:], "--out", stopped, "--resume")
     assert result.code == 2
     assert f"source was '{tiny_run.source}', now 'digits'" in result.err
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    other = small_arrays()
+    other["x"] = other["x"][::-1].copy()
+    np.savez(tmp_path / "other.npz", **other)
+    result = crosel_cli("train", tmp_path / "other.npz", *tiny_run.command[2:], "--out", run, "--resume")
+    assert result.code == 2
+    assert "was trained on other data" in result.err
+    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before

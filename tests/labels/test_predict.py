@@ -548,7 +548,7 @@ BAD: list[tuple[str, bytes, tuple[int, ...], str]] = [
     ("a.npz", npz(x=np.where(np.arange(4)[:, None, None] == 2, np.nan, GOOD)), IMAGE, "x: NaN in row 2, column 0"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, np.inf, 3]])), FEATURES, "x: an infinite value in row 1, column 1"),
     ("a.npz", npz(x=np.array([[1.0, 2, 3], [1, 1e39, 3]])), FEATURES, "x: row 1, column 1 is too large"),
-    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give an image, a folder of images, csv, jsonl, npz or mat"),
+    ("a.txt", b"u", FEATURES, "cannot read '.txt'; give an image, a folder of images, csv, jsonl, parquet, npz or mat"),
 ]
 
 

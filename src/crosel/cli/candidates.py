@@ -16,7 +16,12 @@ def candidates(
     out: Annotated[Path, typer.Option(metavar="FILE", help="npz file to write")],
     rule: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="how to make candidate sets, such as votes:min=2 or uniform:q=0.3"),
+        typer.Option(
+            "--rule",
+            "--candidates",
+            metavar="RULE",
+            help="how to make candidate sets, such as votes:min=2 or uniform:q=0.3",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="seed of what the rule draws")] = 0,
     data: DataDir = None,

@@ -12,15 +12,21 @@ from crosel.cli.options import RunArgument, Trust
 
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option(metavar="FORM", help="onnx or torch (a program of torch.export)")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="file to write: .onnx, or .pt2 for torch")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM", help="onnx or torch (a program of torch.export)  [default: by the ending of --out]"
+        ),
+    ] = None,
     trust_code: Trust = False,
 ) -> None:
     """Write the classifier to one file that runs without crosel. Normalisation and class names are inside."""
     from crosel.runs.export import export_run
     from crosel.utils.text import counted
 
-    description = export_run(run, to, out, trust_code)
+    by_ending = "torch" if out.suffix.lower() == ".pt2" else "onnx"
+    description = export_run(run, to or by_ending, out, trust_code)
     taken, classes = description["input"], description["classes"]
     shape = ", ".join(map(str, taken["shape"]))
     typer.echo(f"{taken['name']} {taken['dtype']} [{shape}] to {counted(len(classes), 'class')}: {out}")

@@ -1,4 +1,4 @@
-"""Seven partial-label methods behind one contract (`base.py`). Importing this package registers them."""
+"""Partial-label methods behind one contract (`base.py`). Importing this package registers them."""
 
 from crosel.methods import cc, crdpll, crosel, lws, pico, pop, proden
 from crosel.methods.base import Method, MethodSettings, find_method, methods, register

@@ -76,9 +76,12 @@ class ImageBackbone:
     @torch.inference_mode()
     def encode(self, pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Embeddings [m, d] of prepared pictures [m, size, size, 3]."""
-        x = torch.from_numpy(pictures).to(self.device).permute(0, 3, 1, 2).float().div_(255)
-        out: Tensor = self.model((x - self._mean) / self._std)
-        return _as_rows(out, self.name)
+        return _as_rows(self.embed(torch.from_numpy(pictures).to(self.device).permute(0, 3, 1, 2)), self.name)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The same of uint8 pixels [m, 3, size, size]."""
+        out: Tensor = self.model((x.float() / 255 - self._mean) / self._std)
+        return out
 
 
 class TextBackbone:

@@ -25,8 +25,10 @@ from torch.export import Dim, ExportedProgram
 
 import crosel
 from crosel.errors import UserError
+from crosel.nn.backbones import ImageBackbone, TextBackbone
 from crosel.nn.networks import is_user_code, user_code_error
 from crosel.runs.folder import load_run
+from crosel.training.build import open_encoder
 from crosel.training.devices import compute_context
 from crosel.training.session import Session
 from crosel.training.trainer import predicted_probabilities
@@ -39,6 +41,8 @@ _OPSET = 18  # of ONNX: the lowest that the exporters of all our versions of tor
 _TOLERANCE = 1e-5
 _RULE = "Its forward must take the same steps whatever the values and the number of examples, without random numbers"
 
+logger = logging.getLogger(__name__)
+
 
 def export_run(run: Path | str, to: str, out: Path | str, trust_code: bool = False) -> dict[str, Any]:
     """Write the run's classifier to `out`, as an .onnx file (`to="onnx"`) or a .pt2 file (`to="torch"`).
@@ -49,11 +53,15 @@ def export_run(run: Path | str, to: str, out: Path | str, trust_code: bool = Fal
     check_target(to, out)
     session = load_run(run, torch.device("cpu"), trust_code, needs_data=False)
     refuse_overwrite(out, session.config.source, session.config.data.inputs)
-    description = describe(session)
+    backbone = open_encoder(session.config)
+    if isinstance(backbone, TextBackbone):
+        logger.warning(f"{run}: the file takes embeddings of {backbone.name}, not texts")
+        backbone = None
+    description = describe(session, backbone)
     content = json.dumps(description, ensure_ascii=False)
     who = f"{run}: network '{session.config.network.name}'"
     with new_folder(out.parent), session.evaluating(), compute_context(session.config, session.device), _quiet():
-        program = traced(session, who)
+        program = traced(session, who, backbone)
         if to == "onnx":
             model = onnx_model(program, who, description["input"]["name"], content)
             atomic_write_with(out, lambda stream: stream.write(model))
@@ -72,10 +80,15 @@ def check_target(to: str, out: Path) -> None:
         raise UserError("--to onnx needs onnxscript, which is not installed: pip install 'crosel[onnx]'")
 
 
-def describe(session: Session) -> dict[str, Any]:
+def describe(session: Session, backbone: ImageBackbone | None = None) -> dict[str, Any]:
     """What whoever gets the file has to know."""
     data = session.data
-    if data.is_image:
+    if backbone is not None:  # pictures as it wants them: the short side resized, the middle cut out
+        taken = {
+            "name": "images", "dtype": "uint8", "shape": ["n", backbone.size, backbone.size, 3],
+            "short_side": backbone.resized, "interpolation": backbone.resampling.name.lower(),
+        }  # fmt: skip
+    elif data.is_image:
         channels, height, width = data.shape
         taken = {"name": "images", "dtype": "uint8", "shape": ["n", height, width, channels]}
     else:
@@ -90,34 +103,38 @@ def describe(session: Session) -> dict[str, Any]:
 class _Classifier(nn.Module):
     """Raw inputs -> probabilities. The method itself is no part of it: its tables are about the training set."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, backbone: ImageBackbone | None = None) -> None:
         super().__init__()
         self.networks, self.normalise = session.method.networks, session.normalise
+        self.backbone = None if backbone is None else backbone.model
+        self._embed = None if backbone is None else backbone.embed
         self._outputs, self._combine = session.method.outputs, session.method.combine
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 4:
             x = x.permute(0, 3, 1, 2)
+        if self._embed is not None:
+            x = self._embed(x)
         return self._combine(self._outputs(self.normalise(x)))
 
 
 @torch.no_grad()
-def traced(session: Session, who: str) -> ExportedProgram:
+def traced(session: Session, who: str, backbone: ImageBackbone | None = None) -> ExportedProgram:
     """The classifier as a graph for any number of examples, once it is known to predict as the run does; `who` is
     named in errors."""
-    examples = sample_inputs(session, 5)
+    examples = sample_inputs(session, 5, backbone)
     name = session.config.network.name
     try:
         # Of two examples: one would be taken for a size of its own.
         program = torch.export.export(
-            _Classifier(session), (examples[:2],), dynamic_shapes=({0: Dim("n")},), strict=False
+            _Classifier(session, backbone), (examples[:2],), dynamic_shapes=({0: Dim("n")},), strict=False
         )
         found = program.module()(examples)
     except Exception as error:  # torch has many errors for what it cannot trace
         told = user_code_error(name, error) if is_user_code(name) else ""
         raise UserError(f"{who} cannot be exported: {told or one_line(error)}. {_RULE}") from error
-    raw = examples.permute(0, 3, 1, 2).contiguous() if session.data.is_image else examples
-    expected = predicted_probabilities(session, raw.numpy())
+    raw = examples.permute(0, 3, 1, 2).contiguous().numpy() if session.data.is_image else examples.numpy()
+    expected = predicted_probabilities(session, raw if backbone is None else backbone.encode(raw))
     if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE):
         raise UserError(f"{who} predicts something else once exported. {_RULE}")
     for node in program.graph.nodes:  # names files of this machine
@@ -125,9 +142,11 @@ def traced(session: Session, who: str) -> ExportedProgram:
     return program
 
 
-def sample_inputs(session: Session, n: int) -> Tensor:
+def sample_inputs(session: Session, n: int, backbone: ImageBackbone | None = None) -> Tensor:
     """Inputs that look like those of training to the networks, as the exported classifier takes them."""
     rng = np.random.default_rng(0)
+    if backbone is not None:
+        return torch.from_numpy(rng.integers(0, 256, (n, backbone.size, backbone.size, 3), dtype=np.uint8))
     if session.data.is_image:
         channels, height, width = session.data.shape
         return torch.from_numpy(rng.integers(0, 256, (n, height, width, channels), dtype=np.uint8))

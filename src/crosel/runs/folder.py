@@ -128,11 +128,17 @@ class RunFolder:
                 raise
             return _check_saved(found.state["config"], f"{self.checkpoints}: ", removed), True
 
-    def update_config(self, config: RunConfig) -> None:
-        """Save the settings of a resumed run; refuse those that must not change."""
+    def check_settings(self, config: RunConfig) -> tuple[RunConfig, bool]:
+        """Refuse settings that must not change in a resumed run. Returns the old ones, and whether their file is
+        damaged."""
         old, damaged = self._config_or_backup("refuse")
         remedy = "use the old value, or choose another --out"
         refuse_changes(old, config, f"{self.path} has a run with other settings", remedy)
+        return old, damaged
+
+    def update_config(self, config: RunConfig) -> None:
+        """Save the settings of a resumed run; refuse those that must not change."""
+        old, damaged = self.check_settings(config)
         if damaged or old.to_yaml() != config.to_yaml():
             atomic_write(self / "config.yaml", config.to_yaml())
 

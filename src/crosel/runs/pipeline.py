@@ -162,9 +162,10 @@ def _resume(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, c
     """Continue the run in the folder from its last checkpoint."""
     if corrections:
         raise UserError(f"{folder.path}: corrections apply only to a new run; choose another --out")
-    folder.update_config(config)
+    folder.check_settings(config)
     session = build(config, folder.with_candidates(with_classes_of(data, config.candidates)))
     folder.restore(session)
+    folder.update_config(config)  # last: a resume that is refused leaves the run as it was
     return session
 
 

@@ -83,7 +83,7 @@ def divergence_error(session: Session, epoch: int, what: str, step: int | None =
         step = session.progress.step - 1 if count is None else min(int(count), session.progress.step - 1)
     rows = _batch_rows(session, step)
     ids = [session.data.example_id(int(row)) for row in rows]
-    saved = "the last checkpoint is intact" if epoch > 1 else "no epoch has been saved yet"
+    saved = "the last checkpoint is intact" if epoch > 1 else "no epoch has been saved yet: choose another --out"
     error = Diverged(
         f"{what} at step {step + 1} of {session.steps} of epoch {epoch}; {saved}. Likely cause: "
         f"{_likely_cause(session, rows)}; or skip such batches (--set train.bad_batches=skip). "
