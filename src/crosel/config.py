@@ -156,7 +156,7 @@ def build_config(
     return check_config(_with_backbone_defaults(tree))
 
 
-# A linear head on embeddings: chosen on held-out training images (docs/photographs.md).
+# A linear head on embeddings: chosen on held-out training images (docs/recipes/photographs.md).
 HEAD_SETTINGS = {"lr": 0.01, "weight_decay": 0.1}
 
 

@@ -451,14 +451,14 @@ def test_a_checkpoint_that_a_run_replaces_while_it_is_read(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run under way removes the old ones whenever it has written a new one: then one looks again."""
-    folder, real = stopped / "checkpoints", checkpoint._read
+    folder, real = stopped / "checkpoints", checkpoint._read_checkpoint
 
     def replaced(path: Path) -> bytes:
-        monkeypatch.setattr(checkpoint, "_read", real)
+        monkeypatch.setattr(checkpoint, "_read_checkpoint", real)
         raise FileNotFoundError(path)
 
     checkpoint.prune(folder, 1)
-    monkeypatch.setattr(checkpoint, "_read", replaced)
+    monkeypatch.setattr(checkpoint, "_read_checkpoint", replaced)
     found = checkpoint.load_newest(folder)
     assert found.checkpoint is not None
     assert (found.checkpoint.state["epoch"], found.damaged) == (3, [])
