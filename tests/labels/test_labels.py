@@ -253,7 +253,7 @@ def test_other_endings_are_refused(tmp_path):
         ("", "line 1: expected the columns"), ("id,label\n", "line 1: expected the columns"),
         ("{h}\n0,a,x,both,a,\n", "line 2, column 'confidence'"), ("{h}\n0,a,0.5,both,a,\n1,a\n", "line 3: 2 cells"),
         ("{h}\n0,a,0.5,all,a,\n", "line 2, column 'selected'"), ("{h}\n0,a,0.5,both,a,bad\n", "line 2, column 'flag'"),
-        ('{h}\n"0,a', "not a csv file"), ("{h}\n\xff", "not a csv file"), (None, "cannot be read"),
+        ('{h}\n"0,a', "not a csv file"), ("{h}\n\xff", "not UTF-8 text"), (None, "cannot be read"),
     ],
 )  # fmt: skip
 def test_a_csv_that_is_not_ours_is_one_clear_line(tmp_path, content, said):

@@ -206,14 +206,14 @@ def test_a_run_on_votes_or_scores_is_measured_on_a_plain_list_of_images(
     said = {crosel_cli("eval", "run", source, "--json").out for source in ("own.csv", *others)}
     assert len(said) == 1
     assert json.loads(said.pop())["examples"] == 12
-    real = Path.open
+    real = os.open
 
-    def forbidden(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path.name == "plain.csv":
+    def forbidden(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(path) == "plain.csv":
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(os, "open", forbidden)
     refused = crosel_cli("eval", "run", "plain.csv")
     assert (refused.code, refused.err) == (2, "crosel: plain.csv: permission denied\n")
 

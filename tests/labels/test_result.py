@@ -139,9 +139,9 @@ def test_what_is_missing_or_damaged_is_left_out_and_the_rest_is_used(tiny_run: T
 
 
 def test_networks_of_other_data_or_an_earlier_version(tiny_run: TinyRun, tmp_path: Path) -> None:
-    assert NetworkLabels.load(tiny_run.path / "selection.npz", 95) is None
-    np.savez(tmp_path / "old.npz", **{n: np.zeros((2, 5)) for n in ("labels", "confidence")}, mask=np.eye(2, 5) > 0)
-    old = NetworkLabels.load(tmp_path / "old.npz", 5)
+    assert NetworkLabels.load(tiny_run.path / "selection.npz", 95, 10) is None
+    np.savez(tmp_path / "old.npz", labels=np.zeros((2, 5), int), confidence=np.zeros((2, 5)), mask=np.eye(2, 5) > 0)
+    old = NetworkLabels.load(tmp_path / "old.npz", 5, 10)
     assert old is not None
     assert old.never_selected.tolist() == [False, False, True, True, True]
 

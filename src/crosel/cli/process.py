@@ -20,6 +20,8 @@ from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserE
 from crosel.utils.console import log_lines
 from crosel.utils.system import WINDOWS
 
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # in names: they would make lines, or move the cursor
+
 
 def run_app(app: typer.Typer) -> None:
     """Run the command line with the exit codes of the product: 0, 2 for the user, 1 for us, 130 on Ctrl-C."""
@@ -68,7 +70,7 @@ def run_app(app: typer.Typer) -> None:
 
 def _fail(text: str, code: int) -> NoReturn:
     with contextlib.suppress(OSError):  # nobody may be there to read it; the exit code tells as much
-        sys.stderr.write(f"crosel: {text}\n")
+        sys.stderr.write(f"crosel: {_UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)}\n")
     raise SystemExit(code)
 
 
@@ -77,8 +79,8 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
-    if WINDOWS and isinstance(sys.stdout, io.TextIOWrapper):  # its code pages lack half of what we write
-        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # code pages lack half of what we write, and names may be no UTF-8
+        sys.stdout.reconfigure(errors="replace" if WINDOWS else "backslashreplace")
 
 
 def _give_up(stream: TextIO) -> None:
@@ -104,6 +106,11 @@ def _arguments() -> list[str]:
         if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
             what = argument or f"what follows {before}"
             raise UserError(f"{what} is empty; give it a value (is a shell variable not set?)")
+    for argument in given:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # the bytes of a file's name: they could not be written into any page or table
+            raise UserError(f"{argument!a} is not UTF-8; give the file or folder another name") from None
     home = r"^((?:[\w.:-]+=)+(?=~/)|--[\w-]+=(?=~$))~"  # a setting of just ~ is YAML's null
     return [re.sub(home, lambda found: found[1] + os.path.expanduser("~"), word) for word in given]
 

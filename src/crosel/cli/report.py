@@ -20,10 +20,11 @@ def report(
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
     from crosel.report import write_report
     from crosel.runs.folder import RunFolder
-    from crosel.utils.files import new_folder
+    from crosel.utils.files import new_folder, refuse_overwrite
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: the report is an .html file; use this ending")
+    refuse_overwrite(out)
     with new_folder(out.parent):
         write_report([RunFolder(path) for path in runs], out, plots=plots)
     typer.echo(f"report: {out}")

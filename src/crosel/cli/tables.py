@@ -19,8 +19,10 @@ def tables(
 ) -> None:
     """Compare runs with the paper's figures. The tables show mean and deviation over seeds."""
     from crosel.bench.tables import make_tables, pick_format
-    from crosel.utils.files import atomic_write, new_folder
+    from crosel.utils.files import atomic_write, new_folder, refuse_overwrite
 
+    if out is not None:
+        refuse_overwrite(out)
     form = pick_format(format_, out)
     text, notes = make_tables(folders, form)
     if form == "csv":  # it has no place for them, but nothing may be left out in silence

@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,9 @@ from PIL import Image, ImageOps
 from crosel.data.embeddings import Embedder, content_digest
 from crosel.data.settings import DataSettings, OnImages
 from crosel.errors import UserError
-from crosel.utils.files import atomic_write_with
-from crosel.utils.limits import check_bytes
+from crosel.utils.files import atomic_write_with, check_own_folder, make_own_folder
+from crosel.utils.limits import check_bytes, memory_limit
+from crosel.utils.reading import ArraySpec, read_arrays
 from crosel.utils.system import workers
 from crosel.utils.text import has_control_characters, one_line
 
@@ -35,6 +36,7 @@ THUMBNAIL = 256  # pixels of the longer side of an image that people look at
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _CACHE = ".crosel-cache"
 _CACHE_VERSION = 3  # raise it when the same files give other pixels, or the cache is written in another way
+_CACHED = {"images": ArraySpec("u", "nchw"), "bad": ArraySpec("i", "b", 0, "n")}
 _CACHES_KEPT = 8
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 
@@ -58,6 +60,24 @@ class StoredImage:
 ImageSource = Path | StoredImage
 
 
+# What Pillow may take a file for, whatever its name: EPS would start Ghostscript, others are rarely tried.
+_FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")  # JPEG with MPO
+_BYTES_PER_PIXEL = 20  # while an image is decoded, turned and laid on white
+_LARGE = threading.Lock()
+
+
+@contextlib.contextmanager
+def _in_turn(image: Any) -> Iterator[None]:
+    """Large images are decoded one at a time; ValueError where not even one of them fits into memory."""
+    needed, bound = image.width * image.height * _BYTES_PER_PIXEL, memory_limit()
+    if image.format in ("JPEG", "MPO"):  # decoded at a fraction of its size
+        needed //= 4
+    if needed > bound:
+        raise ValueError(f"{image.width} x {image.height} pixels, more than the memory limit (CROSEL_MEMORY_GB) allows")
+    with _LARGE if needed > bound // (4 * workers()) else contextlib.nullcontext():
+        yield
+
+
 def ends_as_image(text: str) -> bool:
     """Whether a text ends as the paths of images do. Only its end is looked at: it may be long, and no path at all."""
     return Path(text[-10:]).suffix.lower() in SUFFIXES
@@ -66,10 +86,13 @@ def ends_as_image(text: str) -> bool:
 def _flatten(image: Any) -> Any:
     """Modes whose conversion by Pillow would lose the picture: 16 bits and floats are clipped, alpha is ignored."""
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
-        top = float(values.max(initial=0.0))
+        values = np.asarray(image)
+        top = float(values.max(initial=0))
         scale = 255.0 if 0 < top <= 1 and image.mode == "F" else 1.0 if top <= 255 else 1 / 257
-        return Image.fromarray(np.clip(np.nan_to_num(values * scale), 0, 255).astype(np.uint8))
+        grey = np.empty(values.shape, np.uint8)
+        for row, line in enumerate(values):  # a row at a time: all of it as float64 would be many times the file
+            grey[row] = np.clip(np.nan_to_num(line.astype(np.float64) * scale), 0, 255)
+        return Image.fromarray(grey)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, "white")
@@ -111,7 +134,7 @@ def _opened(
     """What `use` makes of an image, which it gets upright, on white and in this mode; a large JPEG at a fraction of its
     size, with sides of at least twice `side`. ValueError or OSError if it cannot be read."""
     try:
-        with Image.open(source) as image:
+        with Image.open(source, formats=_FORMATS) as image, _in_turn(image):
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62):
                 raise ValueError(f"{image.width} x {image.height} pixels, more than Pillow's limit")
             image.draft(mode, (2 * side, 2 * side))
@@ -232,7 +255,7 @@ def typical_size(paths: Sequence[ImageSource]) -> tuple[int, int]:
     for path in paths[:: max(1, len(paths) // 9)]:
         with contextlib.suppress(ValueError, OSError, Image.DecompressionBombError):
             _check_regular(path)
-            with Image.open(_file_of(path)) as image:
+            with Image.open(_file_of(path), formats=_FORMATS) as image:
                 sizes.append(image.size)
     return sorted(sizes, key=min)[len(sizes) // 2] if sizes else (0, 0)
 
@@ -364,8 +387,9 @@ class _ImageCache:
     def read(self, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], list[int]] | None:
         """The images, and the rows of those that could not be read."""
         try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                images, bad = archive["images"], archive["bad"].astype(np.int64).ravel().tolist()
+            check_own_folder(self.path.parent)
+            found = read_arrays(self.path, _CACHED)
+            images, bad = found["images"], found["bad"].tolist()
         except Exception:  # not there, or damaged: the images themselves are
             return None
         fits = images.shape == shape and images.dtype == np.uint8 and all(0 <= row < len(images) for row in bad)
@@ -374,7 +398,7 @@ class _ImageCache:
     def write(self, images: NDArray[np.uint8], bad: Sequence[int]) -> None:
         """Best effort: a cache that cannot be written is no error."""
         with contextlib.suppress(UserError, OSError):
-            self.path.parent.mkdir(exist_ok=True)
+            make_own_folder(self.path.parent)
             atomic_write_with(self.path, lambda stream: np.savez(stream, images=images, bad=np.array(bad, np.int64)))
             kept = sorted(self.path.parent.glob("images-*.npz"), key=lambda p: p.stat().st_mtime_ns, reverse=True)
             for old in kept[_CACHES_KEPT:]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from crosel.errors import UserError
 from crosel.utils.limits import MAX_JSON, MAX_LINE
+from crosel.utils.reading import open_file
 from crosel.utils.text import counted, one_line, quoted
 
 # How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)
@@ -26,10 +27,10 @@ _BAD_ROWS = {  # a part of the message of Python's reader, and our message
 _BOM = b"\xef\xbb\xbf"
 
 
-def read_lines(path: Path, longest: int = MAX_LINE) -> Iterator[str]:
+def read_lines(path: Path, longest: int = MAX_LINE, links: bool = True) -> Generator[str, None, None]:
     """Lines with their ends. Decoded one by one, so that a bad byte has a line."""
     number = 0
-    with path.open("rb") as stream:
+    with open_file(path, links) as stream:
         while line := stream.readline(longest + 1):
             number += 1
             if len(line) > longest:

@@ -23,6 +23,7 @@ from crosel.data.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError
+from crosel.utils.reading import read_file
 from crosel.utils.text import did_you_mean, one_line, quoted
 from crosel.utils.yaml_files import not_yaml
 
@@ -43,10 +44,8 @@ def _node_place(path: Path, node: yaml.Node) -> str:
 
 def _compose(path: Path) -> yaml.Node:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{path}: larger than {_MAX_BYTES >> 20} MiB; this is not a class tree")
         # Composed, not loaded: nodes know their lines, names stay text (`no` is no boolean), aliases stay shared.
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = yaml.compose(read_file(path, _MAX_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError:

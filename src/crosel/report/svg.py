@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
+from html import escape as escape_html
 from itertools import count
 
 # Text on page or card differs from it by at least 4.5 to 1, curves by at least 3 to 1 (WCAG 2, AA).
@@ -106,6 +107,14 @@ def text(
 def spot(x: float, y: float, title: str) -> str:
     """An invisible disc with a title, for the pointer."""
     return f'<circle class="spot" cx="{short(x)}" cy="{short(y)}" r="6"><title>{escape(title)}</title></circle>'
+
+
+# What XML has no way to write: a browser would refuse the whole drawing.
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def escape(text: str, quote: bool = True) -> str:
+    return escape_html(_NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text), quote)
 
 
 @dataclass

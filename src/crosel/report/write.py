@@ -17,7 +17,7 @@ from crosel.report.page import run_page
 from crosel.report.run import Run, read_runs
 from crosel.runs.folder import RunFolder, training_inputs
 from crosel.runs.result import Result
-from crosel.utils.files import atomic_write, make_folder, remove_temporary_files
+from crosel.utils.files import atomic_write, make_own_folder, remove_temporary_files
 
 
 def write_report(
@@ -43,7 +43,7 @@ def _write_page(runs: Sequence[Run], out: Path, data: Dataset | None, plots: Pat
     atomic_write(out, html)
     if plots is None:
         return
-    make_folder(plots)
+    make_own_folder(plots)
     remove_temporary_files(plots)
     for figure in run_figures(runs[0], inputs[0]) if single else shared_curves(runs):
         atomic_write(plots / f"{figure.name}.svg", figure.svg_file(), durable=False)

@@ -9,9 +9,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from crosel.errors import UserError
@@ -48,11 +50,18 @@ def build_app(cards: Cards, log_path: Path, token: str) -> FastAPI:
         review.log.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(RequestValidationError, _refuse_values)
     app.add_middleware(Guard, token=token)
     app.state.cards, app.state.log = cards, review.log
     for routes in (page_routes(), image_routes(review), search_routes(review), decision_routes(review)):
         app.include_router(routes)
     return app
+
+
+async def _refuse_values(_: Request, error: Exception) -> Response:
+    # Without the values themselves, as FastAPI would send them: NaN is no JSON.
+    found = error.errors() if isinstance(error, RequestValidationError) else ()
+    return JSONResponse({"detail": [{"loc": e["loc"], "msg": e["msg"]} for e in found]}, 422)
 
 
 class Review:

@@ -16,7 +16,7 @@ from crosel.errors import UserError
 from crosel.methods.base import find_method
 from crosel.review.cards import Cards
 from crosel.runs.folder import RunFolder, load_run, training_inputs
-from crosel.runs.result import Result, TrainingSet, load_arrays
+from crosel.runs.result import EXPORTED, Result, TrainingSet, load_arrays
 from crosel.training.devices import pick_device
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
@@ -68,9 +68,9 @@ def _inputs_or_note(config: RunConfig, examples: TrainingSet, notes: list[str]) 
 
 def _exported_probabilities(run: Path, examples: TrainingSet) -> NDArray[np.float16] | None:
     """Those that `crosel labels RUN --out RUN/labels.npz` wrote, if the run itself had too many to save."""
-    found = load_arrays(run / "labels.npz")
+    found = load_arrays(run / "labels.npz", EXPORTED, dict(zip("nk", examples.candidates.shape, strict=True)))
     p: NDArray[Any] | None = found.get("pred_probs")
-    if p is None or p.shape != examples.candidates.shape:
+    if p is None:
         return None
     return p.astype(np.float16) if np.array_equal(found.get("candidates", ()), examples.candidates) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import html
 import logging
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crosel.errors import UserError
 from crosel.review.app import build_app
@@ -22,7 +25,37 @@ from crosel.utils.text import counted
 
 logger = logging.getLogger(__name__)
 
+REQUEST_SECONDS = 10.0
 HOST = "127.0.0.1"  # the page is only for users of this machine
+
+
+class _InTime(H11Protocol):
+    """A request must be there, whole, within `REQUEST_SECONDS`: half-sent ones would take all places."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def serve(run: Path, port: int, open_browser: bool) -> None:
@@ -36,7 +69,7 @@ def serve(run: Path, port: int, open_browser: bool) -> None:
         address = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
         # No access log, which would contain the token. The protocols are fixed, whatever uvicorn finds installed.
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, ws="none", http="h11", loop="asyncio",
+            app, log_level="warning", access_log=False, server_header=False, ws="none", http=_InTime, loop="asyncio",
             limit_concurrency=256, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
         )  # fmt: skip
         print(f"review {counted(cards.n, 'example')} at {address}", flush=True)

@@ -59,7 +59,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[int, int]:
         if not path.is_file():
             raise UserError(f"{path}: no such file")
         decisions = Decisions(data.n)
-        skipped = replay(read_log(path), decisions, rows.row_of, data.classes)
+        skipped = replay(read_log(path, links=True), decisions, rows.row_of, data.classes)
         if skipped.unknown:
             raise UserError(
                 f"{path}: line {skipped.unknown[0]}: this decision is not about this data (another id, row or label); "

@@ -20,13 +20,13 @@ import numpy as np
 
 from crosel.errors import UserError
 from crosel.utils.files import claim, disk_errors
+from crosel.utils.reading import APPEND, open_plain, read_run_text
 from crosel.utils.system import sync_folder
 from crosel.utils.text import counted
 
 # `choose`: another label of the set; `outside`: a label that is not in it.
 KINDS = ("accept", "choose", "outside", "skip")
 UNDO = "undo"
-_BYTES = getattr(os, "O_BINARY", 0)  # else Windows would write \r\n
 CODES = {kind: code for code, kind in enumerate(KINDS, start=1)}
 
 
@@ -142,11 +142,11 @@ def replay(lines: Iterable[str], decisions: Decisions, find_row: FindRow, classe
     return skipped
 
 
-def read_log(path: Path) -> list[str]:
+def read_log(path: Path, links: bool = False) -> list[str]:
     """The lines of a log, whatever it contains; a missing log is empty."""
     try:
         # Only \n ends a line: splitlines() would also split at characters that an id may contain.
-        return path.read_bytes().decode("utf-8", "replace").split("\n")
+        return read_run_text(path, links).split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -162,7 +162,7 @@ class DecisionLog:
         self._lock = threading.Lock()
         with disk_errors(path, elsewhere="copy the run folder to a writable place and review the copy"):
             new = not path.exists()
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _BYTES, 0o644)
+            self._file = open_plain(path, links=False, flags=APPEND)
         try:
             claim(self._file, f"{path} is open in another review of this run; use that one, or stop it")
             self.decisions = Decisions(len(ids))
@@ -203,6 +203,8 @@ class DecisionLog:
         # ASCII only: a truncated line has no partial character, and every id can be written.
         data = (b"\n" if self._truncated else b"") + json.dumps(entry).encode() + b"\n"
         with disk_errors(self.path):
+            if not os.fstat(self._file).st_nlink or not self.path.exists():
+                raise UserError(f"{self.path} was removed while this page was open; put it back, or review again")
             self._truncated = True  # until all of it is there
             while data:
                 data = data[os.write(self._file, data) :]

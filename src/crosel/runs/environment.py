@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -15,9 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
 import crosel
+from crosel.errors import UserError
+from crosel.utils.reading import load_json, read_run_text
 from crosel.utils.redact import without_secrets
+
+_SCHEMA = TypeAdapter(dict[str, StrictStr | StrictInt | StrictFloat | StrictBool | list[StrictStr] | None])
 
 
 def environment(command: list[str], device: torch.device | None = None) -> dict[str, Any]:
@@ -57,10 +61,10 @@ def command_line() -> list[str]:
 def read_environment(path: Path) -> dict[str, Any]:
     """The content of environment.json, or nothing if it cannot be read: tables and reports do without."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known: dict[str, Any] = _SCHEMA.validate_python(load_json(read_run_text(path)))
+    except (OSError, ValueError, UserError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return known
 
 
 def hardware(environment: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from crosel.utils.files import (
     atomic_write,
     claimed,
     disk_errors,
-    make_folder,
+    make_own_folder,
     new_folder,
     remove_temporary_files,
 )
@@ -83,7 +83,7 @@ class RunFolder:
         self, config: RunConfig, data: Dataset, environment: Mapping[str, Any], corrected: Sequence[int] = ()
     ) -> None:
         """Write the files of a new run. The config comes last: a folder without it is not a run."""
-        make_folder(self.checkpoints)
+        make_own_folder(self.checkpoints)
         remove_temporary_files(self.path)
         TrainingSet.of(data, corrected).save(self / "candidates.npz")
         atomic_write(self / "environment.json", json.dumps(environment, indent=1) + "\n")
@@ -119,7 +119,9 @@ class RunFolder:
                 such_as = f"; it contains runs, such as {min(inside).parent}" if inside else ""
                 raise UserError(f"{self.path} is not a run folder (it has no config.yaml){such_as}")
         try:
-            return _check_saved(read_yaml(self / "config.yaml"), f"{self / 'config.yaml'}: ", removed), False
+            return _check_saved(
+                read_yaml(self / "config.yaml", links=False), f"{self / 'config.yaml'}: ", removed
+            ), False
         except RemovedSettingError:
             raise
         except UserError:
@@ -175,7 +177,7 @@ class RunFolder:
 
     def restore(self, session: Session) -> None:
         """Load the newest good checkpoint into the session, and put the folder in order."""
-        make_folder(self.checkpoints)
+        make_own_folder(self.checkpoints)
         remove_temporary_files(self.path)
         found = checkpoint.load_newest(self.checkpoints)
         if found.checkpoint is not None:
@@ -311,6 +313,10 @@ def _difference(saved: TrainingSet, data: Dataset, joined: Dataset) -> str | Non
         return f"{n} examples and {k} classes, now {data.n} and {len(data.classes)}"
     if saved.fingerprint != joined.fingerprint:
         return "x or the class names have changed"
+    if saved.given_ids is not None and data.ids is not None:
+        row = next((i for i in range(n) if saved.example_id(i) != data.example_id(i)), None)
+        if row is not None:  # decisions and labels would land on another example
+            return f"the id of example {row} has changed"
     if data.candidates is not None:
         changed = (data.candidates != saved.candidates).any(axis=1)
         changed[saved.corrected] = False

@@ -23,6 +23,7 @@ from crosel.training.build import build_session
 from crosel.training.session import Session
 from crosel.training.trainer import fit, predicted_probabilities
 from crosel.utils.files import atomic_write_with
+from crosel.utils.reading import ArraySpec, read_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,9 @@ def _held_out(
 # --- the file, from which a killed run goes on with the next fold -------------------------------------------------
 
 
+_FILE = {"probabilities": ArraySpec("f", "nk", 0, 1.001), "done": ArraySpec("b", "d"), "digest": ArraySpec("U", "")}
+
+
 def _folds_digest(session: Session) -> str:
     """Of what the folds are about; a run folder holds on to the settings that decide what is learnt."""
     content = repr((session.fingerprints, session.config.seed, session.config.train.folds))
@@ -121,9 +125,8 @@ def _write_folds(path: Path, session: Session, probabilities: NDArray[np.float32
 def _read_folds(path: Path, session: Session) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
     """None where there is no such file, where it is damaged, or about something else."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if str(archive["digest"]) != _folds_digest(session):
-                return None
-            return archive["probabilities"], archive["done"]
-    except Exception:  # zip, zlib and numpy each have their own errors
+        sizes = {"n": session.data.n, "k": len(session.data.classes), "d": session.config.train.folds or 0}
+        found = read_arrays(path, _FILE, sizes)
+        return (found["probabilities"], found["done"]) if str(found["digest"]) == _folds_digest(session) else None
+    except (OSError, UserError, KeyError):
         return None

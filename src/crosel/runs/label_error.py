@@ -83,6 +83,8 @@ class LabelError:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> LabelError:
         outside, answers, labels = (Interval(**found[name]) for name in ("outside", "answers", "labels"))
+        if not all(isinstance(x, int | float) and 0 <= x <= 1 for share in (outside, answers, labels) for x in share):
+            raise ValueError("not a share")
         return cls(outside, answers, labels, bool(found["random_sets"]))
 
 

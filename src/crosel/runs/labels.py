@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from crosel.data.images import ends_as_image
-from crosel.data.text import read_json
+from crosel.data.text import read_json, read_lines
 from crosel.errors import UserError
 from crosel.utils.csv_cells import csv_line, join_names, split_names, unescape_formula
 from crosel.utils.files import atomic_write_with
@@ -187,14 +188,17 @@ def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:
     return {str(task.get("id", number)).strip(): task for number, task in enumerate(tasks, 1)}
 
 
+MOST_ROWS = 1 << 31
+
+
 # --- reading back -------------------------------------------------------------------------------------------------
 
 
-def read_labels(path: Path) -> list[LabelRow]:
+def read_labels(path: Path, n: int = MOST_ROWS) -> list[LabelRow]:
     """Read a csv that `write_labels` wrote; the apostrophes in front of formulas are removed."""
     try:
-        with open(path, newline="", encoding="utf-8") as stream:
-            reader = csv.reader(stream, strict=True)
+        with closing(read_lines(path, links=False)) as lines:
+            reader = csv.reader(lines, strict=True)
             header = next(reader, [])
             if tuple(header) != COLUMNS:
                 raise UserError(f"{path}, line 1: expected the columns {','.join(COLUMNS)}; {WRITE_AGAIN}")
@@ -202,6 +206,8 @@ def read_labels(path: Path) -> list[LabelRow]:
             line = reader.line_num + 1
             for cells in reader:
                 out.append(_row(cells, f"{path}, line {line}"))
+                if len(out) > n:
+                    raise UserError(f"{path}: more than {n} labels for {n} examples; {WRITE_AGAIN}")
                 line = reader.line_num + 1
             return out
     except OSError as error:
@@ -218,6 +224,8 @@ def _row(cells: list[str], place: str) -> LabelRow:
         sure = float(confidence)
     except ValueError:
         raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is not a number; {WRITE_AGAIN}") from None
+    if not 0 <= sure <= 1.001:  # written with few digits
+        raise UserError(f"{place}, column 'confidence': {confidence[:40]!r} is no share; {WRITE_AGAIN}")
     if flag not in FLAGS or selected not in ("", *SELECTED):
         column, value = ("flag", flag) if flag not in FLAGS else ("selected", selected)
         raise UserError(

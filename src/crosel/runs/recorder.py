@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from crosel.errors import UserError
 from crosel.training import checkpoint
-from crosel.training.callbacks import Row
+from crosel.training.callbacks import Row, check_row
 from crosel.training.session import Session
 from crosel.utils.files import atomic_write, disk_errors
 from crosel.utils.out_of_memory import OutOfMemoryAdvice
+from crosel.utils.reading import APPEND, load_json, open_plain, read_run_text
 
 # The copy is in host memory, whatever the device.
 _SAVING = OutOfMemoryAdvice(
@@ -62,18 +64,28 @@ class Recorder:
             raise
         while self._rows:
             row = self._rows.pop(0)
-            with disk_errors(self.metrics), open(self.metrics, "a", encoding="utf-8") as stream:
-                stream.write(_line(row))
+            with disk_errors(self.metrics), open(open_plain(self.metrics, False, APPEND), "ab") as stream:
+                stream.write(_line(row).encode())
 
 
 def read_metrics(path: Path) -> list[Row]:
     """Rows of metrics.jsonl; a last line cut in half by a crash is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    rows: list[Row] = []
+    try:
+        lines = read_run_text(path).splitlines()
+    except FileNotFoundError:
+        return rows
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
+            rows.append(check_row(load_json(line)))
         except json.JSONDecodeError:
             break
+        except ValueError:  # pydantic's, too
+            raise UserError(
+                f"{path}, line {number}: not a row of metrics; it is written anew by: crosel train --resume --out RUN"
+            ) from None
     return rows
 
 

@@ -7,8 +7,10 @@ A finished run makes its `Result` once; labels, report, review page and estimato
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Sequence
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,12 @@ from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks, predicted_probabilities
 from crosel.utils.files import atomic_write, atomic_write_with
 from crosel.utils.limits import check_bytes
-from crosel.utils.text import some_of
+from crosel.utils.reading import ArraySpec, load_json, read_arrays, read_run_text
+from crosel.utils.text import one_line, some_of
 
+logger = logging.getLogger(__name__)
+
+RESTORE = "restore the file, or train again with another --out"
 NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
 OUTSIDE_GAMMA = 0.9  # for methods without a threshold of their own: out-of-sample answers at least so sure are flagged
@@ -91,22 +97,25 @@ class TrainingSet:
     @classmethod
     def load(cls, path: Path) -> TrainingSet:
         try:
-            with np.load(path, allow_pickle=False) as archive, zipfile.ZipFile(path) as members:
-                check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
-                y, ids, columns = (archive.get(name) for name in ("y", "ids", "columns"))
-                return cls(
-                    tuple(map(str, archive["classes"])), archive["candidates"].astype(bool, copy=False),
-                    tuple(map(int, archive["shape"])), str(archive["data"]),
-                    truth=None if y is None else y.astype(np.int64),
-                    given_ids=None if ids is None else tuple(map(str, ids)),
-                    columns=None if columns is None else tuple(map(str, columns)), corrected=archive["corrected"],
-                )  # fmt: skip
-        except UserError:
-            raise
-        except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-            raise UserError(
-                f"{path}: cannot be read ({error}); restore the file, or train again with another --out"
-            ) from None
+            found = read_arrays(path, _TRAINING_SET)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}); {RESTORE}") from None
+        except UserError as error:
+            raise UserError(f"{error}; {RESTORE}") from None
+        missing = [name for name in _REQUIRED if name not in found]
+        if missing:
+            raise UserError(f"{path}: cannot be read (it has no {missing[0]}); {RESTORE}")
+        y, ids, columns = (found.get(name) for name in ("y", "ids", "columns"))
+        shape = tuple(map(int, found["shape"]))
+        if len(shape) not in (1, 3):
+            raise UserError(f"{path}: cannot be read (examples of shape {list(shape)}); {RESTORE}")
+        check_bytes(4 * math.prod(shape), "an example", path)
+        return cls(
+            tuple(map(str, found["classes"])), found["candidates"], shape, str(found["data"]),
+            truth=None if y is None else y.astype(np.int64),
+            given_ids=None if ids is None else tuple(map(str, ids)),
+            columns=None if columns is None else tuple(map(str, columns)), corrected=found["corrected"],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,17 +153,13 @@ class NetworkLabels:
         })  # fmt: skip
 
     @classmethod
-    def load(cls, path: Path, n: int) -> NetworkLabels | None:
-        found = load_arrays(path)
+    def load(cls, path: Path, n: int, k: int) -> NetworkLabels | None:
+        found = load_arrays(path, _SELECTION, {"n": n, "k": k})
         labels, confidence, mask = (found.get(name) for name in ("labels", "confidence", "mask"))
-        if labels is None or confidence is None or mask is None or not labels.shape == confidence.shape == mask.shape:
-            return None
-        if labels.ndim != 2 or labels.shape[1] != n:
+        if labels is None or confidence is None or mask is None or not len(labels):
             return None
         epochs, past, sure = (found.get(name) for name in ("epochs", "past_labels", "past_confidence"))
-        if epochs is not None and epochs.shape != labels.shape:
-            epochs = None
-        if past is None or sure is None or not past.shape == sure.shape == (len(labels), *past.shape[1:2], n):
+        if past is None or sure is None:
             past = sure = None
         return cls(labels, confidence, mask, epochs, past, sure)
 
@@ -263,9 +268,9 @@ class Result:
     def load(cls, folder: Path, examples: TrainingSet) -> Result | None:
         """None where there is no labels.csv: the run is not finished."""
         path = folder / "labels.csv"
-        if not path.is_file():
+        if not os.path.lexists(path):
             return None
-        rows = read_labels(path)
+        rows = read_labels(path, examples.n)
         if len(rows) != examples.n:
             raise UserError(
                 f"{path}: {len(rows)} labels for {examples.n} examples; write it again with: "
@@ -280,7 +285,7 @@ class Result:
             np.array([row.confidence for row in rows], np.float32),
             np.array([FLAGS.index(row.flag) for row in rows], np.int8),
             np.array([counts.get(row.selected, 0) for row in rows], np.int64) if selects else None,
-            NetworkLabels.load(folder / "selection.npz", examples.n),
+            NetworkLabels.load(folder / "selection.npz", *examples.candidates.shape),
             error=_load_error(folder / "label_error.json"),
             **_load_predictions(folder / "predictions.npz", *examples.candidates.shape),
         )
@@ -386,6 +391,25 @@ def rarely_predicted_warning(
 # --- files --------------------------------------------------------------------------------------------------------
 
 
+# Probabilities may be a little above 1: float16 rounds.
+_TRAINING_SET = {
+    "candidates": ArraySpec("b", "nk"), "classes": ArraySpec("U", "k"), "shape": ArraySpec("iu", "s", 1),
+    "data": ArraySpec("U", ""), "corrected": ArraySpec("iu", "c", 0, "n"), "y": ArraySpec("iu", "n", 0, "k"),
+    "ids": ArraySpec("U", "n"), "columns": ArraySpec("U", "d"),
+}  # fmt: skip
+_REQUIRED = ("candidates", "classes", "shape", "data", "corrected")
+_SELECTION = {
+    "labels": ArraySpec("iu", "vn", -1, "k"), "confidence": ArraySpec("f", "vn", 0, 1.001),
+    "mask": ArraySpec("b", "vn"), "epochs": ArraySpec("iu", "vn", 0),
+    "past_labels": ArraySpec("iu", "vtn", -1, "k"), "past_confidence": ArraySpec("f", "vtn", 0, 1.001),
+}  # fmt: skip
+_PREDICTIONS = {
+    "predicted": ArraySpec("iu", "k", 0), "train": ArraySpec("f", "nk", 0, 1.001),
+    "test": ArraySpec("f", "mk", 0, 1.001), "y_test": ArraySpec("iu", "m", 0, "k"),
+}  # fmt: skip
+EXPORTED = {"pred_probs": ArraySpec("f", "nk", 0, 1.001), "candidates": ArraySpec("b", "nk")}
+
+
 def _rows(array: Any, rows: NDArray[np.int64]) -> Any:
     return None if array is None else array[rows]
 
@@ -395,29 +419,27 @@ def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     atomic_write_with(path, lambda stream: np.savez_compressed(stream, **present))
 
 
-def load_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an npz file; none where it is not there, or damaged."""
+def load_arrays(path: Path, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The arrays of an npz file; none where it is not there, or cannot be used."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception:  # zip, zlib and numpy each have their own errors
+        return read_arrays(path, specs, sizes, leave_out=True)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UserError) as error:
+        logger.warning(f"{one_line(error)}; going on without it")
         return {}
 
 
 def _load_error(path: Path) -> LabelError | None:
     try:
-        return LabelError.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError):
+        return LabelError.from_json(load_json(read_run_text(path)))
+    except (OSError, UserError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _load_predictions(path: Path, n: int, k: int) -> dict[str, Any]:
-    found = load_arrays(path)
+    found = load_arrays(path, _PREDICTIONS, {"n": n, "k": k})
     train, test, truth, predicted = (found.get(name) for name in ("train", "test", "y_test", "predicted"))
-    if train is not None and train.shape != (n, k):
-        train = None
-    if test is None or truth is None or test.shape != (len(truth), k):
+    if test is None or truth is None or not len(test):
         test = truth = None
-    if predicted is not None and (predicted.shape != (k,) or predicted.dtype.kind != "i"):
-        predicted = None
     return {"probabilities": train, "predicted": predicted, "test_probabilities": test, "test_truth": truth}

@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
 
 from crosel.errors import UserError
 from crosel.utils.text import choose_from
@@ -24,6 +28,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # a line of metrics.jsonl
+_MOST = 1 << 53  # of a whole number: more is no float
+
+
+class _Row(TypedDict):
+    """What every line has; each method adds numbers of its own."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
+    epoch: Annotated[int, Field(ge=1, le=10**6)]
+    seconds: NotRequired[Annotated[float, Field(ge=0, le=1e12)]]
+
+
+_Value = str | bool | None | Annotated[int, Field(ge=-_MOST, le=_MOST)] | float
+_VALUES = TypeAdapter(dict[str, _Value], config=ConfigDict(strict=True))
+_FIXED = TypeAdapter(_Row)
+
+
+def check_row(row: Any) -> Row:
+    """A row of metrics from a file; pydantic's error, a ValueError, where it is none."""
+    found: Row = _VALUES.validate_python(row)
+    _FIXED.validate_python({name: value for name, value in found.items() if name in _Row.__annotations__})
+    if any(isinstance(value, float) and 1e30 < abs(value) < math.inf for value in found.values()):
+        raise ValueError("a number beyond all that is measured")
+    return found
 
 
 class Callback(Protocol):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from crosel.errors import UserError
-from crosel.utils.files import atomic_write, disk_errors
-from crosel.utils.limits import memory_limit
+from crosel.training.callbacks import check_row
+from crosel.utils.files import atomic_write, check_own_folder, disk_errors
+from crosel.utils.limits import check_bytes
+from crosel.utils.reading import open_file
 
 _STATE: dict[str, Any] = {
     "epoch": int, "step": int, "rows": list, "seconds": (int, float), "device": str, "data": str, "candidates": str,
@@ -133,7 +135,7 @@ def load_newest(folder: Path) -> LoadResult:
                 damaged.append(path)
             except FileNotFoundError:  # the run that is under way has replaced it by a newer one since we looked
                 vanished = True
-            except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
+            except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
                 damaged.append(path)
         if not vanished:
             return LoadResult(None, damaged)
@@ -146,6 +148,7 @@ def _content_digest(content: bytes) -> str:
 def _newest_first(folder: Path) -> list[tuple[str, Path]]:
     """(digest, path) of every checkpoint, newest first."""
     found = []
+    check_own_folder(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match:
@@ -159,10 +162,10 @@ def _newest_first(folder: Path) -> list[tuple[str, Path]]:
 
 def _read_checkpoint(path: Path) -> bytes:
     """The content, unless it is no plain file or more than the memory holds: the folder may come from a stranger."""
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > memory_limit():
-        raise ValueError(f"{path}: not a plain file, or too large")
-    return path.read_bytes()
+    with open_file(path, links=False) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        check_bytes(2 * size, "its tensors", path)
+        return stream.read(size)
 
 
 def _parse(content: bytes) -> Checkpoint:
@@ -171,11 +174,17 @@ def _parse(content: bytes) -> Checkpoint:
     for name, kind in _STATE.items():
         if not isinstance(state[name], kind) or isinstance(state[name], bool):
             raise ValueError(f"{name} is not a {kind}")
-    if min(state["epoch"], state["step"]) < 0 or not all(isinstance(row, dict) for row in state["rows"]):
+    if not (0 <= state["epoch"] < 10**6 and 0 <= state["step"] < 10**12 and 0 <= state["seconds"] < 1e12):
         raise ValueError("its progress is inconsistent")
+    for row in state["rows"]:
+        check_row(row)
     tensors = safetensors.torch.load(content)
     if "generator" not in tensors:
         raise ValueError("it has no random state")
+    for name, tensor in tensors.items():
+        # Weights that are not finite are never saved; only what a method keeps beside them may be.
+        if ".networks." in f".{name}" and not tensor.isfinite().all():
+            raise ValueError(f"{name} is not finite")
     return Checkpoint(tensors, state)
 
 

@@ -15,7 +15,8 @@ from crosel.utils.system import WINDOWS, lock, sync_folder
 
 TEMPORARY = ".writing-"
 _OF_A_RUN = {
-    "labels.csv", "candidates.npz", "selection.npz", "predictions.npz", "folds.npz", "label_error.json",
+    "config.yaml", "environment.json", "done", "labels.csv", "candidates.npz", "selection.npz", "predictions.npz",
+    "folds.npz", "label_error.json",
     "metrics.jsonl", "review.jsonl",
 }  # fmt: skip
 
@@ -56,7 +57,8 @@ def refuse_overwrite(out: Path, *sources: Path | str | None, rewrites: str = "")
     for source in sources:
         if source is not None and out.exists() and os.path.exists(source) and out.samefile(source):
             raise UserError(f"{out}: this is the source itself; choose another name")
-    if out.name in _OF_A_RUN - {rewrites} and is_run_folder(out.parent):
+    inside = is_run_folder(out.parent) or (out.parent.name == "checkpoints" and is_run_folder(out.parent.parent))
+    if inside and (out.name in _OF_A_RUN - {rewrites} or out.suffix == ".safetensors"):
         raise UserError(f"{out}: this file belongs to the run; choose another name")
 
 
@@ -95,6 +97,17 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def make_own_folder(path: Path) -> None:
+    """Make a folder inside one of ours. A link in its place would have us overwrite and delete files elsewhere."""
+    check_own_folder(path)
+    make_folder(path)
+
+
+def check_own_folder(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(f"{path}: this is a symbolic link; put a folder in its place")
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[None]:
     """Make a folder with its parents, and remove again what of these is empty after the block."""
@@ -117,7 +130,8 @@ def atomic_write(path: Path, content: bytes | str, durable: bool = True) -> None
 
     A file that can be made again at any time need not be `durable`: waiting for the disk would cost more.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # Names of files may be no UTF-8; what a table or a page says about them is.
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     atomic_write_with(path, lambda stream: stream.write(data), durable)
 
 
@@ -125,7 +139,8 @@ def atomic_write_with(path: Path, write: Callable[[IO[bytes]], object], durable:
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     with disk_errors(path):
         try:
-            with open(temporary, "wb") as stream:
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb") as stream:  # never through a link that lies there
                 write(stream)
                 stream.flush()
                 if durable:

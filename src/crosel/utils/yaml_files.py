@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from crosel.errors import UserError
+from crosel.utils.reading import read_file
 from crosel.utils.text import one_line
 
 _MAX_YAML = 1 << 20  # bytes in a file of settings
@@ -41,11 +42,9 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         raise yaml.YAMLError(one_line(error)) from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, links: bool = True) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_YAML:
-            raise UserError(f"{path}: larger than {_MAX_YAML >> 20} MiB; this is not a settings file")
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, _MAX_YAML, links).decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -134,7 +134,7 @@ def read_run(path: Path) -> Run:
         ) from None
     return Run(
         path,
-        Path(source).name,
+        printable(Path(source).name),
         str(settings.get("candidates") or ""),
         method,
         seed,
@@ -146,6 +146,11 @@ def read_run(path: Path) -> Run:
         max(memory) if memory else None,
         hardware(read_environment(path / "environment.json")),
     )
+
+
+def printable(name: str) -> str:
+    """A file's name on one line, as UTF-8, whatever its bytes."""
+    return " ".join(name.encode("utf-8", "backslashreplace").decode().split())
 
 
 def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +171,7 @@ def _with_splits_of_seeds(runs: Sequence[Run]) -> list[Run]:
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
-    written = read_yaml(folder / "config.yaml")
+    written = read_yaml(folder / "config.yaml", links=False)
     try:
         tree = folder.read_config().model_dump(mode="json")  # fills in settings that are younger than the run
     except UserError:

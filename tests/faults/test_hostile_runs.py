@@ -1,0 +1,214 @@
+"""A run folder from a stranger: links, pipes, bombs and forged content. One line, nothing elsewhere is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _mutants import attack, limited, outside, review, state_of
+from _runs import checkpoints
+from _support import CroselCli, TinyRun, small_arrays
+from safetensors.numpy import load_file, save
+
+from crosel.errors import UserError
+from crosel.runs.decisions import Decision, DecisionLog
+
+
+@pytest.fixture
+def run(tiny_run: TinyRun, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_changed_folders(block: int, tiny_run: TinyRun, image_npz: Path, tmp_path: Path) -> None:
+    """`tests/faults/soak hostile` tries thousands."""
+    os.environ["CROSEL_MEMORY_GB"] = "1"
+    try:
+        for seed in range(25 * block, 25 * block + 25):
+            attack(tiny_run.path, tmp_path / "work", image_npz, seed)
+    finally:
+        del os.environ["CROSEL_MEMORY_GB"]
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_decisions_are_not_written_through_a_link(run: Path, tmp_path: Path, dangling: bool) -> None:
+    elsewhere = outside(tmp_path / "elsewhere")
+    before = state_of(elsewhere)
+    (run / "review.jsonl").unlink(missing_ok=True)
+    (run / "review.jsonl").symlink_to(elsewhere / ("new" if dangling else "profile"))
+    with pytest.raises(UserError, match="symbolic link"):
+        DecisionLog(run / "review.jsonl", ["a"], ["x"])
+    assert state_of(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", ["plots", "checkpoints"])
+def test_no_folder_of_a_run_is_a_link(run: Path, tmp_path: Path, crosel_cli: CroselCli, name: str) -> None:
+    elsewhere = outside(tmp_path / "elsewhere")
+    before = state_of(elsewhere)
+    shutil.rmtree(run / name, ignore_errors=True)
+    (run / name).symlink_to(elsewhere)
+    for command in (["report", run, "--out", run / "report.html", "--plots", run / "plots"],
+                    ["train", "--resume", "--out", run]):  # fmt: skip
+        result = crosel_cli(*command)
+        assert result.code in (0, 2), result.err
+    assert state_of(elsewhere) == before
+
+
+PIPES = ("selection.npz", "predictions.npz", "candidates.npz", "environment.json", "review.jsonl", "metrics.jsonl",
+         "labels.csv", "config.yaml")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+@pytest.mark.parametrize("name", PIPES)
+def test_pipes_devices_and_bombs(run: Path, tmp_path: Path, crosel_cli: CroselCli, name: str, kind: str) -> None:
+    path = run / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 36)
+    with limited():
+        assert crosel_cli("report", run, "--out", tmp_path / "r.html").code in (0, 2)
+        assert crosel_cli("labels", run, "--corrections", "--out", tmp_path / "c.csv").code in (0, 2)
+        review(run)
+
+
+def test_pipes_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, run: Path) -> None:
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    jsonl = tmp_path / "pipe.jsonl"
+    os.mkfifo(jsonl)
+    out = ["--out", tmp_path / "new"]
+    with limited():
+        for command in (
+            ["train", image_npz, "--config", pipe, *out], ["train", image_npz, "--corrections", jsonl, *out],
+            ["train", image_npz, "--candidates", f"tree:file={pipe}", *out], ["bench", pipe, *out],
+        ):  # fmt: skip
+            result = crosel_cli(*command)
+            assert result.code == 2, (command, result.err)
+            assert len(result.err.splitlines()) == 1, result.err
+
+
+@pytest.mark.parametrize(
+    "row", ["[1]", '"x"', '{"epoch": "1"}', '{"epoch": 1e400}', '{"epoch": 1, "loss": {}}', '{"epoch": null}',
+            '{"epoch": 1, "loss": ' + "9" * 400 + "}", '{"epoch": 1, "seconds": "x"}', "{}"],
+)  # fmt: skip
+def test_forged_metrics(run: Path, tmp_path: Path, crosel_cli: CroselCli, row: str) -> None:
+    (run / "metrics.jsonl").write_text(row + "\n")
+    result = crosel_cli("report", run, "--out", tmp_path / "r.html")
+    assert result.code == 2, result.err
+    assert "metrics.jsonl, line 1: not a row of metrics" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_forged_arrays(run: Path, tmp_path: Path, crosel_cli: CroselCli) -> None:
+    with np.load(run / "candidates.npz") as archive:
+        arrays = dict(archive)
+    for name, array in {"y": np.full_like(arrays["y"], 99), "corrected": np.array([10**6]), "shape": np.array([2**40]),
+                        "candidates": np.zeros((0, 3), bool), "classes": np.array("x")}.items():  # fmt: skip
+        np.savez(run / "candidates.npz", **{**arrays, name: array})
+        result = crosel_cli("report", run, "--out", tmp_path / "r.html")
+        assert result.code == 2, (name, result.err)
+        assert len(result.err.splitlines()) == 1, result.err
+
+
+def test_a_log_that_is_deleted_under_an_open_page(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path / "review.jsonl", ["a"], ["x"])
+    (tmp_path / "review.jsonl").unlink()
+    with pytest.raises(UserError, match="was removed while this page was open"):
+        log.decide(0, Decision("skip"))
+    log.close()
+
+
+def test_a_name_that_is_no_utf8(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    result = crosel_cli("train", image_npz, "--out", os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    assert result.code == 2
+    assert "is not UTF-8" in result.err
+
+
+def test_a_source_that_is_no_utf8_and_one_with_a_newline(run: Path, crosel_cli: CroselCli) -> None:
+    text = (run / "config.yaml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("source:"))
+    for source in ('"/a/\\uDCFF.npz"', '"/a/b\\nc.npz"'):
+        (run / "config.yaml").write_text(text.replace(line, f"source: {source}"))
+        result = crosel_cli("tables", run.parent)
+        assert result.code in (0, 2), result.err
+        result.out.encode()
+
+
+def test_tables_are_not_written_over_a_run(run: Path, crosel_cli: CroselCli) -> None:
+    before = state_of(run)
+    for name in ("config.yaml", "metrics.jsonl", "done"):
+        assert crosel_cli("tables", run, "--format", "markdown", "--out", run / name).code == 2
+    assert state_of(run) == before
+
+
+@pytest.mark.parametrize("mode", ["I;16", "RGBA"])
+def test_large_images_within_the_limit(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    from crosel.data.images import decode
+    from crosel.data.settings import DataSettings
+
+    Image.new(mode, (4000, 4000)).save(tmp_path / "a.png")
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.1")
+    with pytest.raises(ValueError, match="more than the memory limit"):
+        decode(tmp_path / "a.png", DataSettings(image_size=32, image_mode="RGB"))
+
+
+def test_swapped_ids_do_not_pass_resume(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    arrays = small_arrays()
+    ids = np.array([f"id-{i}" for i in range(len(arrays["x"]))])
+    np.savez(tmp_path / "data.npz", **arrays, ids=ids)
+    tiny = ["--method", "cc", "--set", "train.epochs=1", "--set", "network.width=4"]
+    command = ["train", tmp_path / "data.npz", *tiny, "--out", tmp_path / "run"]
+    assert crosel_cli(*command).code == 0
+    assert crosel_cli(*command, "--resume").code == 0
+    ids[[0, 1]] = ids[[1, 0]]
+    np.savez(tmp_path / "data.npz", **arrays, ids=ids)
+    result = crosel_cli(*command, "--resume")
+    assert result.code == 2, result.err
+    assert "the id of example 0 has changed" in result.err
+
+
+def test_weights_that_are_not_finite_are_refused(run: Path, crosel_cli: CroselCli) -> None:
+    for path in checkpoints(run):
+        state = json.loads(path.read_bytes()[8:][: int.from_bytes(path.read_bytes()[:8], "little")])["__metadata__"]
+        tensors = {name: a * np.nan if "networks" in name and a.dtype.kind == "f" else a
+                   for name, a in load_file(path).items()}  # fmt: skip
+        content = save(tensors, metadata=state)
+        path.unlink()
+        stage = path.name.rpartition("-")[0]
+        (path.parent / f"{stage}-{hashlib.sha256(content).hexdigest()[:16]}.safetensors").write_bytes(content)
+    result = crosel_cli("eval", run)
+    assert result.code == 2, result.err
+    assert "nan" not in result.out
+
+
+def test_control_characters_in_names_leave_svg_whole() -> None:
+    import xml.etree.ElementTree as ET
+
+    from crosel.report.svg import escape
+
+    drawn = f"<text>{escape('a' + chr(8) + chr(0xFFFE) + chr(0xD800) + '<')}</text>"
+    assert ET.fromstring(drawn).text == "a\ufffd\ufffd\ufffd<"
+
+
+def test_an_eps_named_png_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    from crosel.data.images import decode
+    from crosel.data.settings import DataSettings
+
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
+    monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: pytest.fail("a process was started"))
+    with pytest.raises(OSError, match="cannot identify"):
+        decode(tmp_path / "a.png", DataSettings(image_size=32, image_mode="RGB"))
