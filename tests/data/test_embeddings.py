@@ -111,3 +111,12 @@ def test_what_cannot_be_read_has_its_row(tmp_path: Path) -> None:
     good = np.delete(np.arange(200), [3, 130])
     assert (out[good] == 2.0 * x[good]).all()
     assert not out[[3, 130]].any()
+
+
+def test_a_folder_that_is_a_link_is_not_written_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / FOLDER).symlink_to(elsewhere)
+    x = rows(70)
+    assert (embed(x, Doubles(), tmp_path)[0] == 2.0 * x).all()
+    assert not list(elsewhere.iterdir())

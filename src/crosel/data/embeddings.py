@@ -68,6 +68,8 @@ class EmbeddingStore:
             self._open(self._rows_path, folder / f"embeddings-{encoder.digest}.keys")
 
     def _open(self, rows_path: Path, keys_path: Path) -> None:
+        if rows_path.parent.is_symlink():  # it may lead anywhere
+            return
         with contextlib.suppress(OSError):
             rows_path.parent.mkdir(exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)

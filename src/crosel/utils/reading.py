@@ -35,8 +35,9 @@ def check_plain(path: Path, mode: int) -> None:
         raise UserError(f"{path}: not a plain file; pipes and devices are not read")
 
 
-def open_plain(path: Path, links: bool = True, flags: int = _PLAIN) -> int:
+def open_plain(path: Path | str, links: bool = True, flags: int = _PLAIN) -> int:
     """A handle of a plain file. `links=False`: of a file that crosel wrote there, which is never a symbolic link."""
+    path = Path(path)
     if links:
         check_plain(path, os.stat(path).st_mode)  # opening alone sets some devices going
     elif path.is_symlink():
@@ -50,11 +51,11 @@ def open_plain(path: Path, links: bool = True, flags: int = _PLAIN) -> int:
     return handle
 
 
-def open_file(path: Path, links: bool = True) -> IO[bytes]:
+def open_file(path: Path | str, links: bool = True) -> IO[bytes]:
     return open(open_plain(path, links), "rb")
 
 
-def read_file(path: Path, limit: int, links: bool = True) -> bytes:
+def read_file(path: Path | str, limit: int, links: bool = True) -> bytes:
     """All of a file of at most `limit` bytes; OSError where it cannot be read."""
     with open_file(path, links) as stream:
         content = stream.read(limit + 1)
@@ -63,7 +64,7 @@ def read_file(path: Path, limit: int, links: bool = True) -> bytes:
     return content
 
 
-def read_run_text(path: Path, links: bool = False) -> str:
+def read_run_text(path: Path | str, links: bool = False) -> str:
     """A text of a run folder, whatever its bytes; OSError where it is not there."""
     return read_file(path, min(OF_A_RUN, memory_limit() // _TEXT_GROWS), links).decode("utf-8", "replace")
 
