@@ -32,7 +32,16 @@ class TrainSettings(Settings):
     epochs: int = Field(50, ge=1, description="passes over the training set, including warm-up")
     batch_size: int = Field(64, ge=1, description="examples in a batch; at most the whole training set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
-    optimiser: Literal["sgd", "adam"] = Field("sgd", description="rule by which weights are updated")
+    optimiser: Literal["sgd", "adam", "muon"] = Field(
+        "sgd",
+        description="rule by which weights are updated; muon: Muon for convolutions larger than 1x1, SGD for the rest",
+    )
+    muon_lr: float = Field(
+        0.02,
+        gt=0,
+        lt=1,
+        description="Muon: by what share of its length a weight turns in a step, while lr is at its start",
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD; for Adam it is β1 (β2 is 0.999)")
     nesterov: bool = Field(False, description="use Nesterov momentum with SGD")
     weight_decay: float = Field(1e-4, ge=0, description="weight decay, of all parameters")
@@ -92,7 +101,7 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _nesterov(self) -> TrainSettings:
-        if self.nesterov and self.optimiser != "sgd":
+        if self.nesterov and self.optimiser == "adam":
             raise ValueError(f"nesterov works only with SGD, but optimiser is {self.optimiser}; set nesterov to false")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")

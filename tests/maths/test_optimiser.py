@@ -104,3 +104,73 @@ def test_what_does_not_fit_is_named(kind: str) -> None:
         tensors = {name: t for name, t in saved.items() if name != "momentum.weight"} | changed
         with pytest.raises(UserError, match=f"do not fit the networks: momentum.weight {what}"):
             restore_optimiser(optimiser, module, tensors)
+
+
+class Convolutions(nn.Module):
+    """Two convolutions of one shape, a taller one, and what Muon leaves to SGD."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 5, 3), nn.Conv2d(3, 5, 3)
+        self.tall = nn.Conv2d(1, 20, 3, bias=False)
+        self.pointwise = nn.Conv2d(5, 5, 1, bias=False)
+        self.double()
+
+
+def by_hand_muon(w: np.ndarray, gradients: list[np.ndarray], step: float) -> np.ndarray:
+    """By singular values, each through the polynomial five times; one layer after the other."""
+    w, m = w.reshape(len(w), -1), np.zeros((len(w), w[0].size))
+    length = np.linalg.norm(w)
+    for g in gradients:
+        g = g.reshape(m.shape)
+        m = 0.9 * m + g
+        u, s, vt = np.linalg.svd(g + 0.9 * m, full_matrices=False)
+        s /= np.linalg.norm(s)
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        direction = (u * s) @ vt
+        w = w - step * length * direction / np.linalg.norm(direction)
+        w *= length / np.linalg.norm(w)
+    return w
+
+
+def test_muon_turns_convolutions_and_leaves_the_rest_to_sgd() -> None:
+    module, rng = Convolutions(), np.random.default_rng(1)
+    settings = TrainSettings(optimiser="muon", lr=LR, muon_lr=0.05, weight_decay=DECAY, nesterov=True)
+    sgd_settings = TrainSettings(lr=LR, weight_decay=DECAY, nesterov=True)
+    other = Convolutions()
+    optimiser, reference = Optimiser(module, settings, CPU), Optimiser(other, sgd_settings, CPU)
+    start = {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
+    seen: dict[str, list[np.ndarray]] = {name: [] for name in start}
+    for _ in range(STEPS):
+        for (name, p), q in zip(module.named_parameters(), other.parameters(), strict=True):
+            seen[name].append(rng.normal(size=p.shape))
+            p.grad, q.grad = (torch.from_numpy(seen[name][-1].copy()) for _ in range(2))
+        for each in (optimiser, reference):
+            each.set_lr(LR / 2)
+            each.step()
+    by_sgd = dict(other.named_parameters())
+    for name, p in module.named_parameters():
+        ours = p.detach().numpy()
+        if name in ("first.weight", "second.weight", "tall.weight"):
+            expected = by_hand_muon(start[name], seen[name], 0.05 / 2)
+            np.testing.assert_allclose(ours.reshape(expected.shape), expected, rtol=1e-9, atol=1e-12)
+        else:
+            assert torch.equal(p, by_sgd[name])
+
+
+def test_muon_without_a_gradient_changes_nothing() -> None:
+    module = Convolutions()
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    optimiser = Optimiser(module, TrainSettings(optimiser="muon", weight_decay=0), CPU)
+    for p in module.parameters():
+        p.grad = torch.zeros_like(p)
+    optimiser.step()
+    for name, t in module.state_dict().items():
+        torch.testing.assert_close(t, before[name], rtol=1e-14, atol=0)
+
+
+def test_muon_needs_convolutions() -> None:
+    with pytest.raises(UserError, match="muon is for networks with convolutions"):
+        Optimiser(layer(), TrainSettings(optimiser="muon"), CPU)

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from crosel.errors import UserError
 from crosel.training.checkpoint import check_compatible
+from crosel.training.muon import muon_, suits_muon
 
 if TYPE_CHECKING:
     from crosel.config import TrainSettings
@@ -25,12 +27,16 @@ _CHECKPOINT_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_
 
 class Optimiser:
     """SGD or Adam by torch's functional forms: its optimiser classes import torch's compiler, which would take as long
-    as importing torch itself."""
+    as importing torch itself. With Muon, convolutions follow its rule and all else follows SGD."""
 
     def __init__(self, module: nn.Module, settings: TrainSettings, device: torch.device) -> None:
         self.settings = settings
         self.parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.state = {p: _initial_state(p, settings) for p in self.parameters}
+        uses_muon = settings.optimiser == "muon"
+        self._by_muon = [p for p in self.parameters if uses_muon and suits_muon(p)]
+        if uses_muon and not self._by_muon:
+            raise UserError("train.optimiser=muon is for networks with convolutions larger than 1x1; use sgd or adam")
         self._cuda = device.type == "cuda"
         # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
         # gradient out like its parameter only where that has no gaps.
@@ -47,9 +53,16 @@ class Optimiser:
     @torch.no_grad()
     def step(self) -> None:
         """Move the parameters that have a gradient."""
-        moved = [p for p in self.parameters if p.grad is not None]
-        gradients = [p.grad for p in moved if p.grad is not None]
         momentum, decay = self.settings.momentum, self.settings.weight_decay
+        apart = {id(p) for p in self._by_muon}
+        moved = [p for p in self.parameters if p.grad is not None and id(p) not in apart]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        turned = [p for p in self._by_muon if p.grad is not None]
+        if turned:
+            muon_(
+                turned, [p.grad for p in turned if p.grad is not None], self._states("momentum_buffer", turned),
+                step=self._lr * (self.settings.muon_lr / self.settings.lr), momentum=momentum,
+            )  # fmt: skip
         if self.settings.optimiser == "adam":
             means, squares, steps = (self._states(name, moved) for name in ("exp_avg", "exp_avg_sq", "step"))
             adam(
@@ -72,7 +85,8 @@ def _initial_state(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
     if settings.optimiser == "adam":
         moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         return {"step": torch.zeros((), device=p.device), **moments}
-    return {"momentum_buffer": torch.zeros_like(p)} if settings.momentum else {}
+    keeps = settings.momentum or settings.optimiser == "muon"
+    return {"momentum_buffer": torch.zeros_like(p)} if keeps else {}
 
 
 def optimiser_state(optimiser: Optimiser, module: nn.Module) -> dict[str, Tensor]:
