@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -68,6 +69,10 @@ def test_distributions(distributions: Path) -> None:
     assert {Path(name).suffix for name in ours} >= {".py", ".yaml", ".json", ".css", ".js", ".html", ".typed"}
     with zipfile.ZipFile(files[0]) as wheel:
         assert {name for name in wheel.namelist() if ".dist-info/" not in name} == ours
+        readme = wheel.read(f"crosel-{crosel.__version__}.dist-info/METADATA").decode("utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []  # PyPI has no docs/ beside its page
     with tarfile.open(files[1]) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
     assert {f"src/{name}" for name in ours} <= inside
