@@ -53,11 +53,11 @@ class Child:
 class ForkServer:
     """Starts crosel processes in milliseconds. See `_forkserver.py`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder, self.numbers = folder, itertools.count()
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("_forkserver.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**ENVIRONMENT, **environment},
         )  # fmt: skip
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:

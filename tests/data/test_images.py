@@ -246,29 +246,37 @@ def test_what_stopped_at_a_bad_image_is_not_kept(listed, monkeypatch):
 
 def test_a_damaged_cache_is_no_harm(listed, monkeypatch):
     first = read(listed)
-    (cache,) = (listed.parent / ".crosel-cache").glob("*.npz")
-    images, names = np.load(cache)["images"], decoded(monkeypatch)
-    for bad in (np.array([7]), np.array([-1]), np.array(["no row"])):
-        np.savez(cache, images=images, bad=bad)
+    pixels, checksums = (next((listed.parent / ".crosel-cache").glob(f"*.{kind}")) for kind in ("u8", "crc"))
+    names = decoded(monkeypatch)
+    for path, content, again in (
+        (pixels, flipped(pixels, 5), 1),  # the first image
+        (checksums, flipped(checksums, 9), 1),
+        (pixels, pixels.read_bytes()[:-1], 3),
+        (checksums, checksums.read_bytes() + b"more", 3),
+        (checksums, b"", 3),
+    ):
+        path.write_bytes(content)
+        before = len(names)
         assert read(listed).fingerprint == first.fingerprint
-    for other in (images[:, :, :5], images.astype(np.int64)):
-        np.savez(cache, images=other, bad=np.zeros(0, int))
-        assert read(listed).fingerprint == first.fingerprint
-    cache.write_bytes(cache.read_bytes()[:100])
-    assert read(listed).fingerprint == first.fingerprint
-    assert len(names) == 6 * 3
+        assert len(names) == before + again
+        assert read(listed).fingerprint == first.fingerprint  # mended
+        assert len(names) == before + again
 
 
-def test_a_cache_from_a_stranger_runs_nothing(listed, tmp_path):
-    class Payload:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
+def flipped(path: Path, at: int) -> bytes:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 16
+    return bytes(content)
 
-    first = read(listed)
-    (cache,) = (listed.parent / ".crosel-cache").glob("*.npz")
-    np.savez(cache, images=np.array([Payload()], dtype=object), bad=np.zeros(0, int))
-    assert read(listed).fingerprint == first.fingerprint
-    assert not (tmp_path / "ran").exists()
+
+def test_a_cache_is_not_written_through_a_link(listed, tmp_path):
+    read(listed)
+    other = put(tmp_path / "other", "precious")
+    for path in (listed.parent / ".crosel-cache").glob("images-*"):
+        path.unlink()
+        path.symlink_to(other)
+    assert read(listed).n == 3
+    assert other.read_text() == "precious"
 
 
 def test_a_folder_that_cannot_be_written_has_no_cache(listed):
@@ -279,7 +287,7 @@ def test_a_folder_that_cannot_be_written_has_no_cache(listed):
 def test_old_entries_go_and_new_ones_stay(listed, monkeypatch):
     for size in range(3, 14):
         read(listed, image_size=size)
-    assert len(list((listed.parent / ".crosel-cache").glob("*.npz"))) == 8
+    assert len(list((listed.parent / ".crosel-cache").glob("*.u8"))) == 8
     names = decoded(monkeypatch)
     for size in range(8, 14):
         read(listed, image_size=size)
@@ -288,7 +296,8 @@ def test_old_entries_go_and_new_ones_stay(listed, monkeypatch):
 
 def test_too_many_images_for_the_memory(listed, monkeypatch):
     monkeypatch.setenv("CROSEL_MEMORY_GB", "0.01")
-    assert "3 images would take" in refused(listed, image_size=2048)
+    assert "3 images would take" in refused(listed, image_size=2048, cache=False)
+    assert read(listed, image_size=2048).x.nbytes == 3 * 3 * 2048**2  # they stay on disk
 
 
 def test_errors_of_decoders_are_never_raw(tmp_path):

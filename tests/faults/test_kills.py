@@ -7,7 +7,7 @@ from pathlib import Path
 
 from _runs import tree
 from _support import CroselCli, TinyRun
-from soak import kills
+from soak import kills, stores
 
 
 def test_a_few_kills_over_some_methods(tmp_path: Path) -> None:
@@ -16,6 +16,12 @@ def test_a_few_kills_over_some_methods(tmp_path: Path) -> None:
     assert set(score.by_method) <= {"crosel", "pico", "pop"}
     assert score.finished >= 3
     assert (score.lost_epochs, score.damaged) == (0, 0)
+
+
+def test_a_few_kills_while_images_are_written_to_disk_and_read(tmp_path: Path) -> None:
+    score = stores.soak(tmp_path, kills=4, seed=4)
+    assert score["kills"] == 4
+    assert score["finished"] >= 1
 
 
 def test_half_a_file_is_removed_wherever_it_lies(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:

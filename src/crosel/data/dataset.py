@@ -1,4 +1,4 @@
-"""The one form that all data takes: arrays in memory, checked once, on the way in."""
+"""The one form that all data takes: arrays, checked once, on the way in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.data.store import Examples, StoredImages, channel_counts, chunks
 from crosel.errors import UserError
 
 Array = NDArray[Any]
@@ -22,11 +23,11 @@ LABELS_UNUSED = "true labels are not used"  # the end of a note that says why
 class Dataset:
     """Training examples with candidate sets; true labels are optional and are never used to train."""
 
-    x: Array  # uint8 images [n, channels, height, width] or float32 features [n, d]
+    x: Examples  # uint8 images [n, channels, height, width] or float32 features [n, d]
     classes: tuple[str, ...]
     candidates: NDArray[np.bool_] | None = None  # [n, k]; None until a rule has drawn them
     y: NDArray[np.int64] | None = None
-    x_test: Array | None = None
+    x_test: Examples | None = None
     y_test: NDArray[np.int64] | None = None
     ids: tuple[str, ...] | None = None  # the user's names for the examples; None: 0, 1, 2, …
     groups: tuple[int, ...] | None = None  # the superclass of each class
@@ -57,7 +58,25 @@ class Dataset:
     @cached_property
     def brightest(self) -> int:
         """The largest value of any pixel of the training images."""
-        return int(self.x.max())
+        return int(np.flatnonzero(self._summary[1].sum(axis=0))[-1]) if self._summary else brightest(self.x)
+
+    @cached_property
+    def _summary(self) -> tuple[str, NDArray[np.int64]] | None:
+        """Of images on disk: the hash, and how often each channel has each value; found in one pass, and kept."""
+        return self.x.summary(self._header) if isinstance(self.x, StoredImages) else None
+
+    @property
+    def _header(self) -> bytes:
+        return repr((self.x.shape, str(self.x.dtype), self.classes)).encode()
+
+    def channel_counts(self) -> NDArray[np.int64]:
+        """How often each channel of the training images has each value, [c, 256]."""
+        if self._summary:
+            return self._summary[1]
+        counts = np.zeros((self.shape[0], 256), np.int64)
+        for _, part in chunks(self.x, 1024):
+            counts += channel_counts(part)
+        return counts
 
     def remarks(self) -> list[str]:
         """What may be wrong with the inputs, for people to read. Values from 0 to 16, say, are nearly black images."""
@@ -76,9 +95,21 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the training inputs, so that a resumed run can tell that it sees the same data."""
-        digest = hashlib.sha256(repr((self.x.shape, str(self.x.dtype), self.classes)).encode())
+        if self._summary:
+            return self._summary[0][:16]
+        digest = hashlib.sha256(self._header)
         digest.update(np.ascontiguousarray(self.x).data)
         return digest.hexdigest()[:16]
+
+
+def as_examples(x: Any, place: str) -> Examples:
+    """The same for all examples of a source, whose images may stay on disk."""
+    return x if isinstance(x, StoredImages) else as_inputs(x, place)
+
+
+def brightest(x: Examples) -> int:
+    """The largest value of any pixel."""
+    return max(int(part.max()) for _, part in chunks(x, 1024))
 
 
 def as_inputs(x: Any, place: str, first_row: int = 0) -> Array:
@@ -212,7 +243,7 @@ def make_dataset(
     **hints: Any,
 ) -> Dataset:
     """Check everything and return a Dataset; `place` is named in errors. Readers end with this call."""
-    inputs = as_inputs(x, f"{place}: x")
+    inputs = as_examples(x, f"{place}: x")
     sets = None if candidates is None else as_candidates(candidates, f"{place}: candidates")
     if sets is None and y is None and votes is None and scores is None:
         raise UserError(f"{place}: there are neither candidate sets ('candidates') nor labels ('y') to draw them for")
@@ -243,9 +274,9 @@ def make_dataset(
 
 def _test_set(
     x: Any, y: Any, shape: tuple[int, ...], classes: int, place: str
-) -> tuple[Array, NDArray[np.int64]] | tuple[None, None]:
+) -> tuple[Examples, NDArray[np.int64]] | tuple[None, None]:
     """Test examples of this shape with their labels, or neither."""
-    inputs = None if x is None else as_inputs(x, f"{place}: x_test")
+    inputs = None if x is None else as_examples(x, f"{place}: x_test")
     if inputs is not None and inputs.shape[1:] != shape:
         raise UserError(f"{place}: x_test has examples of shape {inputs.shape[1:]}, x of shape {shape}")
     truth = None if y is None else as_labels(y, classes, f"{place}: y_test")

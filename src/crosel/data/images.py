@@ -1,6 +1,7 @@
-"""Image files of any size and mode -> one uint8 array [n, h, w, c], decoded on all cores.
+"""Image files of any size and mode -> uint8 images [n, h, w, c], decoded on all cores and kept beside their list.
 
-In memory and in the cache channels come first, as networks want them: what is returned is a view.
+In memory and on disk channels come first, as networks want them: an array that is returned is a view. Images that are
+too many for the memory stay on disk (`StoredImages`, [n, c, h, w]).
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import os
 import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,23 +25,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crosel.data.embeddings import Embedder, content_digest
+from crosel.data.embeddings import FOLDER, Embedder, content_digest
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.store import Examples, ImageStore, fits_in_memory
 from crosel.errors import UserError
-from crosel.utils.files import atomic_write_with, check_own_folder, make_own_folder
 from crosel.utils.limits import check_bytes, memory_limit
-from crosel.utils.reading import ArraySpec, read_arrays
 from crosel.utils.system import workers
 from crosel.utils.text import has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 THUMBNAIL = 256  # pixels of the longer side of an image that people look at
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
-_CACHE = ".crosel-cache"
-_CACHE_VERSION = 3  # raise it when the same files give other pixels, or the cache is written in another way
-_CACHED = {"images": ArraySpec("u", "nchw"), "bad": ArraySpec("i", "b", 0, "n")}
-_CACHES_KEPT = 8
+_CACHE_VERSION = 4  # raise it when the same files give other pixels, or the cache is written in another way
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
+_BATCH_BYTES = 1 << 24  # that they may take, where images are large
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,7 +166,7 @@ def read_images(
     settings: DataSettings,
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
-) -> NDArray[Any]:
+) -> Examples:
     """Decode images in order, or embed them; `places[i]` (file and line) is named with a path that cannot be read."""
     pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, None, to_the_end=False)
     if bad:
@@ -180,7 +180,7 @@ def read_usable_images(
     places: Sequence[str] | None = None,
     cache_beside: Path | None = None,
     progress: OnImages | None = None,
-) -> tuple[NDArray[Any], dict[int, str]]:
+) -> tuple[Examples, dict[int, str]]:
     """The same for training data, of which `data.skip_bad` leaves out what cannot be read: also such rows, each with
     its place and reason. There are no pixels in these."""
     pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, progress, to_the_end=settings.skip_bad)
@@ -198,23 +198,57 @@ def _decode_or_recall(
     cache_beside: Path | None,
     progress: OnImages | None,
     to_the_end: bool,
-) -> tuple[NDArray[Any], dict[int, str]]:
+) -> tuple[Examples, dict[int, str]]:
     if settings.embedder is not None and settings.embedder.takes_files(paths):
         beside = cache_beside if settings.cache else None
         embeddings, failed = embed_images(paths, settings.embedder, beside, progress, to_the_end)
         return embeddings, _unreadable(failed, paths, places)
     side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
     shape = (len(paths), channels, side, side)
-    check_bytes(2 * len(paths) * side * side * channels, f"{len(paths):,} images", cache_beside or "images")
-    cache = _ImageCache(cache_beside, paths, settings) if settings.cache and cache_beside is not None else None
-    found = cache.read(shape) if cache is not None else None
+    size = math.prod(shape)
+    store = _store(cache_beside, paths, settings, shape) if settings.cache and cache_beside is not None else None
+    if store is not None and not fits_in_memory(size):
+        return _stored(store, paths, settings, places, progress, to_the_end)
+    check_bytes(2 * size, f"{len(paths):,} images", cache_beside or "images")
+    out = np.zeros(shape, dtype=np.uint8)
     # What was bad before may be readable by now: with other permissions, say, or another Pillow.
-    out, rows = found or (np.zeros(shape, dtype=np.uint8), range(len(paths)))
-    failed = _decode_all(paths, rows, settings, out, progress, to_the_end) if rows else {}
+    rows = store.read_into(out) if store is not None else list(range(len(paths)))
+    failed = _decode_all(paths, rows, settings, out.__setitem__, progress, to_the_end) if rows else {}
     complete = not failed or (to_the_end and len(failed) < len(paths))
-    if cache is not None and complete and (found is None or len(failed) < len(rows)):
-        cache.write(out, sorted(failed))
+    if store is not None and complete and len(failed) < len(rows):
+        _keep(store, out, [row for row in rows if row not in failed])
     return out.transpose(0, 2, 3, 1), _unreadable(failed, paths, places)
+
+
+def _keep(store: ImageStore, images: NDArray[np.uint8], rows: Sequence[int]) -> None:
+    """Best effort: images in memory that cannot be kept are no error."""
+    with contextlib.suppress(UserError, OSError), closing(store):
+        store.begin(wait=False)
+        for start in range(0, len(rows), _BATCH):
+            part = rows[start : start + _BATCH]
+            store.put(part, images[part])
+        store.finish()
+
+
+def _stored(
+    store: ImageStore,
+    paths: Sequence[ImageSource],
+    settings: DataSettings,
+    places: Sequence[str] | None,
+    progress: OnImages | None,
+    to_the_end: bool,
+) -> tuple[Examples, dict[int, str]]:
+    """Images that stay on disk, decoded as far as they are not there yet."""
+    failed: dict[int, Exception] = {}
+    with closing(store):
+        if not store.is_complete:
+            store.begin()
+        if rows := store.missing():
+            failed = _decode_all(paths, rows, settings, store.put, progress, to_the_end)
+        usable = not failed or (to_the_end and len(failed) < len(paths))
+        if usable:
+            store.finish()
+    return store.images() if usable else np.empty((0, 1, 1, 1), np.uint8), _unreadable(failed, paths, places)
 
 
 class ImageFiles:
@@ -285,7 +319,7 @@ def embed_images(
 
 
 def embed_arrays(
-    x: NDArray[np.uint8], embedder: Embedder, cache_beside: Path | None, progress: OnImages | None = None
+    x: Examples, embedder: Embedder, cache_beside: Path | None, progress: OnImages | None = None
 ) -> NDArray[np.float32]:
     """Embeddings [n, d] of images in memory, [n, c, h, w]."""
     _, channels, height, width = x.shape
@@ -316,37 +350,47 @@ def bad_inputs_note(bad: Mapping[int, str]) -> list[str]:
     return [f"inputs that cannot be read, left out: {len(bad)} ({bad[min(bad)]})"] if bad else []
 
 
+Keep = Callable[[list[int], NDArray[np.uint8]], None]  # called with rows and their images [m, c, h, w], on any thread
+
+
 def _decode_all(
     paths: Sequence[ImageSource],
     rows: Sequence[int],
     settings: DataSettings,
-    out: NDArray[np.uint8],
+    keep: Keep,
     progress: OnImages | None,
     to_the_end: bool,
 ) -> dict[int, Exception]:
-    """Fill these rows of `out` on all cores. Returns what cannot be read, by row; unless `to_the_end`, ends soon after
-    the first."""
+    """Decode these rows on all cores and hand them to `keep`, a few at a time. Returns what cannot be read, by row;
+    unless `to_the_end`, ends soon after the first."""
     failed: dict[int, Exception] = {}
     stop = threading.Event()
+    side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
+    batch = max(1, min(_BATCH, _BATCH_BYTES // (channels * side * side)))
 
     def work(start: int) -> int:
-        mine = rows[start : start + _BATCH]
-        for done, row in enumerate(mine):
+        mine, good = rows[start : start + batch], list[int]()
+        pixels = np.empty((len(mine), channels, side, side), np.uint8)
+        for row in mine:
             if stop.is_set():
-                return done
+                break
             try:
-                out[row] = decode(paths[row], settings).transpose(2, 0, 1)
+                pixels[len(good)] = decode(paths[row], settings).transpose(2, 0, 1)
             except (ValueError, OSError) as error:
                 failed[row] = error
                 if not to_the_end:
-                    return done
+                    break
+            else:
+                good.append(row)
+        if good:
+            keep(good, pixels[: len(good)])
         return len(mine)
 
     done = 0
     Image.init()  # registers the formats once, before threads race to do it
     with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
         warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
-        tasks = [pool.submit(work, start) for start in range(0, len(rows), _BATCH)]
+        tasks = [pool.submit(work, start) for start in range(0, len(rows), batch)]
         try:
             for task in as_completed(tasks):
                 done += task.result()
@@ -360,46 +404,25 @@ def _decode_all(
     return failed
 
 
-class _ImageCache:
-    """Decoded images kept beside their list, so that the second run starts at once.
+def _store(beside: Path, paths: Sequence[ImageSource], settings: DataSettings, shape: tuple[int, ...]) -> ImageStore:
+    """Decoded images, kept beside their list so that the second run starts at once.
 
-    The key covers every path with its size and time of change, and the settings that decide the pixels: a cache is
-    never stale, only unused. Images that could not be read (`data.skip_bad`) are named in it, to be tried again each
-    time: why they are bad may not show in the file itself. Where the folder cannot be written to, there is no cache.
+    Its name covers every path with its size and time of change, and the settings that decide the pixels: a store is
+    never stale, only unused. Images that could not be read (`data.skip_bad`) are tried again each time: why they are
+    bad may not show in the file itself.
     """
-
-    def __init__(self, beside: Path, paths: Sequence[ImageSource], settings: DataSettings) -> None:
-        key = f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode} {settings.resize}"
-        digest = hashlib.sha256(key.encode())
-        for path in paths:
-            if isinstance(path, StoredImage):
-                digest.update(b"\0" + content_digest(path.content))
-                continue
-            try:
-                found = os.stat(path)
-                text = f"\0{os.path.abspath(path)}\0{found.st_size}\0{found.st_mtime_ns}"
-            except (OSError, ValueError):
-                text = f"\0{path}\0missing"  # decoding will say so
-            digest.update(text.encode("utf-8", "surrogatepass"))
-        root = beside if beside.is_dir() else beside.parent
-        self.path = root / _CACHE / f"images-{digest.hexdigest()[:32]}.npz"
-
-    def read(self, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], list[int]] | None:
-        """The images, and the rows of those that could not be read."""
+    root = beside if beside.is_dir() else beside.parent
+    inside = os.path.join(os.path.abspath(root), "")
+    key = f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode} {settings.resize}"
+    digest = hashlib.sha256(key.encode())
+    for path in paths:
+        if isinstance(path, StoredImage):
+            digest.update(b"\0" + content_digest(path.content))
+            continue
         try:
-            check_own_folder(self.path.parent)
-            found = read_arrays(self.path, _CACHED)
-            images, bad = found["images"], found["bad"].tolist()
-        except Exception:  # not there, or damaged: the images themselves are
-            return None
-        fits = images.shape == shape and images.dtype == np.uint8 and all(0 <= row < len(images) for row in bad)
-        return (images, bad) if fits else None
-
-    def write(self, images: NDArray[np.uint8], bad: Sequence[int]) -> None:
-        """Best effort: a cache that cannot be written is no error."""
-        with contextlib.suppress(UserError, OSError):
-            make_own_folder(self.path.parent)
-            atomic_write_with(self.path, lambda stream: np.savez(stream, images=images, bad=np.array(bad, np.int64)))
-            kept = sorted(self.path.parent.glob("images-*.npz"), key=lambda p: p.stat().st_mtime_ns, reverse=True)
-            for old in kept[_CACHES_KEPT:]:
-                old.unlink()
+            found = os.stat(path)  # a folder that is moved as a whole keeps its store
+            text = f"\0{os.path.abspath(path).removeprefix(inside)}\0{found.st_size}\0{found.st_mtime_ns}"
+        except (OSError, ValueError):
+            text = f"\0{path}\0missing"  # decoding will say so
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return ImageStore(root / FOLDER, f"images-{digest.hexdigest()[:32]}", shape)

@@ -14,6 +14,7 @@ import numpy as np
 from crosel.data.dataset import Array, Dataset, make_dataset, only_rows
 from crosel.data.images import OR_SKIP, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.store import Examples
 from crosel.data.table import image_path, image_root
 from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import Vocabulary
@@ -25,10 +26,10 @@ from crosel.utils.text import quoted
 class Inputs:
     """Examples in the form that `make_dataset` takes: features [n, d] or images [n, h, w, c]."""
 
-    x: Array
+    x: Examples
     ids: tuple[str, ...]
     labels: tuple[str, ...] | None = None
-    x_test: Array | None = None
+    x_test: Examples | None = None
     labels_test: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
     bad: Mapping[int, str] = field(default_factory=dict)  # rows to be left out, and why
@@ -70,8 +71,8 @@ def join_inputs(
             f"{place(0)}: {quoted(str(paths[0]))} is not an image file; if paths are relative to another folder: "
             "--set data.image_root=FOLDER; if these are ids, give the file with their inputs: --set data.inputs=FILE"
         )
-    x, bad = read_usable_images(paths, settings, [place(r) for r in range(len(paths))], path, progress)
-    return Inputs(x, tuple(names), bad=bad)
+    images, bad = read_usable_images(paths, settings, [place(r) for r in range(len(paths))], path, progress)
+    return Inputs(images, tuple(names), bad=bad)
 
 
 def annotated(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
 from crosel.data.images import bad_inputs_note
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.store import Examples
 from crosel.data.table import (
     Table,
     check_ids,
@@ -58,7 +59,7 @@ def sets_dataset(table: Table, settings: DataSettings, progress: OnImages | None
         unused, used = quoted(table.titles["truth"]), quoted(table.titles["label"])
         notes.append(f"column {unused} is not used: true labels are those in {used}; keep one of the two")
     table = with_truth(table)
-    x: Array | None = None
+    x: Examples | None = None
     if settings.skip_bad:
         table, x = _usable(table, settings, progress, notes)
     train, test = split_rows(table)
@@ -134,7 +135,9 @@ def _may_be_truth(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _usable(table: Table, settings: DataSettings, progress: OnImages | None, notes: list[str]) -> tuple[Table, Array]:
+def _usable(
+    table: Table, settings: DataSettings, progress: OnImages | None, notes: list[str]
+) -> tuple[Table, Examples]:
     """The rows that can be used, with their inputs; notes tell which were left out."""
     tests = table.parsed("split", is_test_row) if "split" in table.columns else [False] * table.n
     if table.key is None:  # those that are kept go by the numbers that they had among all

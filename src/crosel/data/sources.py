@@ -72,7 +72,7 @@ def _embedded(
         return replace(
             data, x=x, x_test=test, mean=None, std=None, originals=data.x, embedded_by=(encoder.name, encoder.digest)
         )
-    origins = embedder.origins(data.x)
+    origins = embedder.origins(np.asarray(data.x))
     shown = ImageFiles(origins) if encoder.takes == "images" else np.array(origins, dtype=object)
     return replace(data, originals=shown, embedded_by=(encoder.name, encoder.digest))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from crosel.data.dataset import Array
 from crosel.data.images import ImageSource, StoredImage, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.store import Examples
 from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import Vocabulary, label_name
 from crosel.errors import UserError
@@ -151,7 +152,7 @@ def image_root(settings: DataSettings, path: Path) -> Path:
     return Path(settings.image_root) if settings.image_root else path.parent
 
 
-def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> tuple[Array, dict[int, str]]:
+def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None) -> tuple[Examples, dict[int, str]]:
     """Inputs of all rows: feature columns, or the images that a column names, with those that `data.skip_bad` leaves
     out (`read_usable_images`)."""
     if settings.takes_texts:

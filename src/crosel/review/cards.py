@@ -26,9 +26,7 @@ class Cards:
     """The examples of a result, with their inputs where these can be had: images [n, c, h, w],
     features [n, d] or texts [n]."""
 
-    def __init__(
-        self, result: Result, x: NDArray[Any] | None, name: str, about: str, notes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, result: Result, x: Any, name: str, about: str, notes: Sequence[str] = ()) -> None:
         self.result, self.examples, self.x = result, result.examples, x
         self.name, self.about, self.notes = name, about, list(notes)  # `about`: method and source, for people
         self.ids, self.classes, self.n = self.examples.ids, self.examples.classes, self.examples.n

@@ -12,10 +12,11 @@ import torch
 
 from crosel.config import build_config
 from crosel.data import load
-from crosel.data.dataset import LABELS_UNUSED, Array
+from crosel.data.dataset import LABELS_UNUSED, Array, brightest
 from crosel.data.formats import InputSpec
 from crosel.data.settings import MAX_SIDE
 from crosel.data.sources import settings_to_evaluate
+from crosel.data.store import Examples
 from crosel.errors import UserError
 from crosel.runs.folder import load_run
 from crosel.runs.predict import warn_of_dark
@@ -56,7 +57,9 @@ def _check_settings(settings: Sequence[str], source: str | None) -> None:
             raise UserError(f"--set {setting}: the run is as it was trained; set only how {source} is read (data.…)")
 
 
-def _examples_of(source: str, session: Session, data_dir: Path | None, settings: Sequence[str]) -> tuple[Array, Array]:
+def _examples_of(
+    source: str, session: Session, data_dir: Path | None, settings: Sequence[str]
+) -> tuple[Examples, Array]:
     """Examples of another source, with true labels, that the run can be asked about: its test set, if it has one."""
     same: dict[str, Any] = {"test_share": 0.0, "own_test": True, "inputs": None, "classes": session.data.classes}
     if session.data.is_image:  # files of images are brought to the run's size and mode, whatever it was trained from
@@ -90,7 +93,7 @@ def _examples_of(source: str, session: Session, data_dir: Path | None, settings:
             f"{source} has classes that the run does not know: {some_of(unknown, 8)}; "
             f"it knows {some_of(session.data.classes, 8)}; give the names of training (in an npz file: 'classes')"
         )
-    warn_of_dark(session, int(x.max()), source)
+    warn_of_dark(session, brightest(x), source)
     return x, np.array([ours[name] for name in other.classes])[y]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from crosel.augment import View
 from crosel.data.dataset import Dataset
+from crosel.data.store import StoredImages, chunks
 from crosel.methods.base import Batch, Stream
 from crosel.utils.distributed import SINGLE_PROCESS, World
 
@@ -33,9 +36,9 @@ class Normaliser(nn.Module):
         if data.mean is not None and data.std is not None:
             mean, std = torch.tensor(data.mean), torch.tensor(data.std)
         elif data.is_image:
-            mean, std = _pixel_statistics(torch.from_numpy(data.x))
+            mean, std = _pixel_statistics(torch.from_numpy(data.channel_counts()).double())
         else:
-            x = torch.from_numpy(data.x).double()
+            x = torch.from_numpy(np.asarray(data.x)).double()
             mean, std = x.mean(dim=0), x.std(dim=0, unbiased=False)
         std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant column says nothing: leave its scale
         shape = (-1, 1, 1) if data.is_image else (-1,)
@@ -48,10 +51,9 @@ class Normaliser(nn.Module):
         return (raw - self.mean) / self.std
 
 
-def _pixel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+def _pixel_statistics(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel, from counts of grey levels: exact, and no float copy of the images."""
     levels = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack([torch.bincount(x[:, c].flatten(), minlength=256) for c in range(x.shape[1])]).double()
     mean = (counts * levels).sum(dim=1) / counts.sum(dim=1)
     square = (counts * levels**2).sum(dim=1) / counts.sum(dim=1)
     return mean, (square - mean**2).clamp_min(0).sqrt()
@@ -75,40 +77,68 @@ def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generato
     return pool[order.flatten()[:total]].view(steps, batch)
 
 
-class PinnedLoader:
-    """Training inputs that stay in the host's memory, for data larger than the device's.
+_BUFFERS = 3  # of each stream
 
-    Only the rows of a step travel. They are gathered into page-locked memory, from where the device copies them while
-    it is still busy with the step before; two buffers a stream take turns, so that none is overwritten before it was
-    copied.
+
+class PinnedLoader:
+    """Training inputs that stay in the host's memory or on disk, for data larger than the device's memory.
+
+    Only the rows of a step travel. A thread gathers those of the next step into page-locked memory while the device is
+    busy with this one, and copies overlap with computing. Buffers take turns: one is used, one copied or gathered into,
+    and one may still be on its way to the device.
     """
 
-    def __init__(self, x: Tensor, device: torch.device) -> None:
+    def __init__(self, x: Tensor | StoredImages, device: torch.device) -> None:
         self.x, self.device = x, device
         self.cuda = device.type == "cuda"
         self._order: dict[str, Tensor] = {}
         self._buffers: dict[tuple[str, int], tuple[Tensor, torch.cuda.Event | None]] = {}
+        self._thread = ThreadPoolExecutor(1, "next-step")
+        self._coming: tuple[int, Future[dict[str, Tensor]]] | None = None
 
     def begin_epoch(self, order: Mapping[str, Tensor]) -> None:
         """Take the positions [steps, batch] of every stream: the one wait for the device in an epoch."""
+        self._take(-1)
         self._order = {name: table.cpu() for name, table in order.items()}
 
     def fetch(self, step: int) -> dict[str, Tensor]:
         """The raw examples of a step, on the device."""
-        return {name: self._copy((name, step % 2), table[step]) for name, table in self._order.items()}
+        gathered = self._take(step) or self._gather(step)
+        there = {name: self._copy(name, step, rows) for name, rows in gathered.items()}
+        if all(step + 1 < len(table) for table in self._order.values()):
+            self._coming = step + 1, self._thread.submit(self._gather, step + 1)
+        return there
 
-    def _copy(self, key: tuple[str, int], index: Tensor) -> Tensor:
+    def _take(self, step: int) -> dict[str, Tensor] | None:
+        """What the thread has gathered, if it is for this step."""
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return None
+        gathered = coming[1].result()  # also what is not used: its buffers are ours again
+        return gathered if coming[0] == step else None
+
+    def _gather(self, step: int) -> dict[str, Tensor]:
+        return {name: self._gather_rows((name, step % _BUFFERS), table[step]) for name, table in self._order.items()}
+
+    def _gather_rows(self, key: tuple[str, int], index: Tensor) -> Tensor:
         buffer, copied = self._buffers.get(key, (None, None))
         if buffer is None or len(buffer) != len(index):
-            buffer = torch.empty(len(index), *self.x.shape[1:], dtype=self.x.dtype, pin_memory=self.cuda)
+            dtype = self.x.dtype if isinstance(self.x, Tensor) else torch.uint8
+            buffer = torch.empty(len(index), *self.x.shape[1:], dtype=dtype, pin_memory=self.cuda)
             copied = torch.cuda.Event() if self.cuda else None  # type: ignore[no-untyped-call]
+            self._buffers[key] = buffer, copied
         elif copied is not None:
             copied.synchronize()
-        torch.index_select(self.x, 0, index, out=buffer)
-        there = buffer.to(self.device, non_blocking=True)
-        if copied is not None:
+        if isinstance(self.x, Tensor):
+            torch.index_select(self.x, 0, index, out=buffer)
+        else:
+            self.x.read(index.numpy(), buffer.numpy())
+        return buffer
+
+    def _copy(self, name: str, step: int, rows: Tensor) -> Tensor:
+        there = rows.to(self.device, non_blocking=True)
+        if (copied := self._buffers[name, step % _BUFFERS][1]) is not None:
             copied.record()
-        self._buffers[key] = (buffer, copied)
         return there
 
 
@@ -124,10 +154,10 @@ class TrainingTensors:
         on_host: bool = False,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.x = torch.from_numpy(data.x)
+        x = data.x if isinstance(data.x, StoredImages) else torch.from_numpy(data.x)
+        on_host = on_host or (isinstance(x, StoredImages) and device.type == "cpu")
+        self.x = x if on_host else _on_device(x, device)
         self.host = PinnedLoader(self.x, device) if on_host else None
-        if not on_host:
-            self.x = self.x.to(device)
         self.views, self.normalise, self.world = views, normalise, world
         self.all_indices = torch.arange(data.n, device=device)
 
@@ -145,8 +175,21 @@ class TrainingTensors:
         return tables
 
     def rows(self, index: Tensor) -> Tensor:
-        """Raw examples, wherever they are kept."""
-        return self.x[index.to(self.x.device)]
+        """Raw examples, on the device."""
+        if isinstance(self.x, Tensor):
+            return self.x[index.to(self.x.device)].to(index.device)
+        return torch.from_numpy(np.asarray(self.x[index.cpu().numpy()])).to(index.device)
+
+    def chunks(self, rows: range, size: int) -> Iterator[tuple[slice, Tensor]]:
+        """Raw examples of these rows on the device, part by part."""
+        device = self.all_indices.device
+        if isinstance(self.x, Tensor):
+            for start in rows[::size]:
+                part = slice(start, min(rows.stop, start + size))
+                yield part, self.x[part].to(device)
+            return
+        for start, x in chunks(self.x, size, rows):
+            yield slice(start, start + len(x)), torch.from_numpy(x).to(device)
 
     def fetch(self, step: int) -> dict[str, Tensor]:
         """The raw examples of a step that have to come from the host, by stream; none where the device has them all."""
@@ -167,7 +210,7 @@ class TrainingTensors:
         if not indices:
             return {}
         own = {name: self.world.local_shard(index) for name, index in indices.items()}
-        raw = _concat([fetched[name] for name in own]) if fetched else self.x[_concat(list(own.values()))]
+        raw = _concat([fetched[name] for name in own]) if fetched else self.rows(_concat(list(own.values())))
         if raw.dtype != torch.uint8:  # noise on features is in units of their standard deviation
             raw = self.normalise(raw)
         rows = dict(zip(own, _split(raw, [len(i) for i in own.values()]), strict=True))
@@ -189,6 +232,15 @@ class TrainingTensors:
             for (name, key), part in zip(wanted, _split(seen, sizes), strict=True):
                 views[name][key] = part
         return {name: Batch(own[name], views[name], all_ranks_index=index) for name, index in indices.items()}
+
+
+def _on_device(x: Tensor | StoredImages, device: torch.device) -> Tensor:
+    if isinstance(x, Tensor):
+        return x.to(device)
+    out = torch.empty(x.shape, dtype=torch.uint8, device=device)
+    for start, part in chunks(x, max(1, (1 << 26) * len(x) // x.nbytes)):
+        out[start : start + len(part)] = torch.from_numpy(part).to(device)
+    return out
 
 
 def _concat(parts: list[Tensor]) -> Tensor:

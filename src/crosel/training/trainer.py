@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from crosel.config import TrainSettings
+from crosel.data.store import Examples, chunks
 from crosel.errors import Interrupted
 from crosel.methods.base import Stream, TrainingLabels
 from crosel.training import metrics
@@ -217,10 +218,10 @@ def recalibrate_ema(session: Session, chunks: int) -> None:
     training examples. This draws no random numbers, so training does not depend on how often it is done."""
     if not session.ema:
         return
-    n, world = len(session.train.x), session.world
+    n, world = session.data.n, session.world
     chunk = max(2 * world.size, min(n, session.config.train.eval_batch_size))  # two for each rank: one has no variance
     rows = spread_rows(n, min(chunks, max(1, n // chunk)) * chunk).view(-1, chunk)
-    batches = (session.normalise(session.train.rows(world.local_shard(part)).to(session.device)) for part in rows)
+    batches = (session.normalise(session.train.rows(world.local_shard(part).to(session.device))) for part in rows)
     with session.evaluating(), compute_context(session.config, session.device):
         found = recalibrate_batch_norm(session.method.networks, batches, session.method.outputs)
         world.average_buffers(found, chunk)
@@ -229,22 +230,21 @@ def recalibrate_ema(session: Session, chunks: int) -> None:
 @torch.no_grad()
 def training_pass(session: Session) -> Row:
     """Show the method its un-augmented training set (each rank a part), and measure what needs no true labels."""
-    method, x, chunk = session.method, session.train.x, session.config.train.eval_batch_size
-    sums, own = torch.zeros(2, device=session.device), session.world.local_rows(len(x))
-    for start in range(own.start, own.stop, chunk):
-        rows = slice(start, min(own.stop, start + chunk))
-        outputs = session.forward(x[rows].to(session.device))
+    method, n = session.method, session.data.n
+    sums, own = torch.zeros(2, device=session.device), session.world.local_rows(n)
+    for rows, x in session.train.chunks(range(own.start, own.stop), session.config.train.eval_batch_size):
+        outputs = session.forward(x)
         method.observe(rows, outputs)
         p, sets = method.combine(outputs), method.candidates[rows]
         sums += (rows.stop - rows.start) * torch.stack(
             [metrics.covering_rate(p, sets), metrics.approximated_accuracy(p, sets)]
         )
-    covering, approximated = (session.world.all_reduce(sums) / len(x)).tolist()
+    covering, approximated = (session.world.all_reduce(sums) / n).tolist()
     return {"covering_rate": covering, "approximated_accuracy": approximated}
 
 
 @torch.no_grad()
-def accuracies(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Row:
+def accuracies(session: Session, x: Examples, y: np.ndarray[Any, Any]) -> Row:
     """Accuracy of the combined prediction, and of each network alone where there are several."""
     own = session.world.local_rows(len(x))
     truth = torch.from_numpy(y[own]).to(session.device)
@@ -262,17 +262,16 @@ def accuracies(session: Session, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any
 
 
 @torch.no_grad()
-def predict_chunks(session: Session, x: np.ndarray[Any, Any]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (start, logits [v, rows, k]) for raw inputs in the host's memory, in evaluation mode."""
-    chunk = session.config.train.eval_batch_size
-    for start in range(0, len(x), chunk):
-        part = torch.from_numpy(x[start : start + chunk]).to(session.device)
+def predict_chunks(session: Session, x: Examples) -> Iterator[tuple[int, Tensor]]:
+    """Yield (start, logits [v, rows, k]) for raw inputs in the host's memory or on disk, in evaluation mode."""
+    for start, raw in chunks(x, session.config.train.eval_batch_size):
+        part = torch.from_numpy(raw).to(session.device)
         with session.evaluating():
             outputs = session.forward(part)
         yield start, outputs
 
 
-def predicted_probabilities(session: Session, x: np.ndarray[Any, Any]) -> Tensor:
+def predicted_probabilities(session: Session, x: Examples) -> Tensor:
     """Class probabilities [n, k] of raw inputs, in the host's memory."""
     return torch.cat([session.method.combine(outputs).cpu() for _, outputs in predict_chunks(session, x)])
 

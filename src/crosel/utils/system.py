@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
+import threading
 from importlib import import_module
 from typing import Any
 
@@ -74,6 +76,43 @@ def ask_to_stop() -> None:
         signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there, whatever handler it has
     else:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def processes_here() -> int:
+    """Processes of one run on this machine, as its launcher says."""
+    found = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(found)) if found.isdecimal() else 1
+
+
+_POSITION = threading.Lock()  # of a file, where reading and moving are two calls
+
+
+def read_at(handle: int, buffer: memoryview, offset: int) -> None:
+    """Fill a buffer from a place in a file; OSError where the file ends before."""
+    while buffer:
+        if hasattr(os, "preadv"):
+            got = os.preadv(handle, [buffer], offset)
+        else:  # macOS, Windows
+            with _POSITION:
+                os.lseek(handle, offset, os.SEEK_SET)
+                part = os.read(handle, min(len(buffer), 1 << 24))
+            got = len(part)
+            buffer[:got] = part
+        if not got:
+            raise OSError(errno.EIO, "the file ends too early")
+        buffer, offset = buffer[got:], offset + got
+
+
+def write_at(handle: int, data: memoryview | bytes, offset: int) -> None:
+    data = memoryview(data)
+    while data:
+        if hasattr(os, "pwrite"):
+            got = os.pwrite(handle, data, offset)
+        else:  # Windows
+            with _POSITION:
+                os.lseek(handle, offset, os.SEEK_SET)
+                got = os.write(handle, data)
+        data, offset = data[got:], offset + got
 
 
 def workers() -> int:

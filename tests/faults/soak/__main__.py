@@ -6,6 +6,7 @@
     predict      a stream of a million rows, memory of the process
     review       50 clients for five minutes on the review page, on loopback
     hostile      run folders changed at random, each read by one command
+    stores       200 SIGKILLs while images are decoded to disk, and read from there
     threads      same bits with one thread, how far apart with 1, 2 and 4
 
 Each part ends with one line of JSON and OK or FAILED; with --out they are also written there, with the machine and the
@@ -29,11 +30,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches a
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-from soak import flips, growth, hostile, kills, review, threads  # noqa: E402
+from soak import flips, growth, hostile, kills, review, stores, threads  # noqa: E402
 
 PARTS = {
     "kills": kills.run, "flips": flips.run, "leak": growth.leak, "predict": growth.predict, "review": review.run,
-    "threads": threads.run, "hostile": hostile.run,
+    "threads": threads.run, "hostile": hostile.run, "stores": stores.run,
 }  # fmt: skip
 
 

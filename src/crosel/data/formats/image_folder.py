@@ -52,7 +52,7 @@ class ImageFolder(Format):
         keep = [row for row in range(n) if row not in bad]
         keep_test = [row for row in range(len(y_test)) if n + row not in bad]
         return make_dataset(
-            x[:n][keep], y=[y[row] for row in keep], x_test=x[n:][keep_test] if keep_test else None,
+            x[:n][keep] if bad else x[:n], y=[y[row] for row in keep], x_test=x[n:][keep_test] if keep_test else None,
             y_test=[y_test[row] for row in keep_test] or None, classes=vocabulary.classes,
             ids=[train[row].relative_to(path).as_posix() for row in keep], place=str(path),
             notes=(*notes, *bad_inputs_note(bad)),

@@ -19,6 +19,7 @@ from crosel.data.dataset import ANY_CLASS, Array, Dataset, as_labels, check_fini
 from crosel.data.formats.base import Chunk, Format, InputSpec
 from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.store import Examples
 from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
@@ -95,8 +96,8 @@ class Npz(Format):
 def write_npz(data: Dataset, out: Path) -> None:
     """Write everything that training needs; votes and scores have become candidate sets and weights."""
 
-    def outside(x: Array | None) -> Array | None:  # images as the file has them, [n, h, w, c]: a view
-        return x.transpose(0, 2, 3, 1) if x is not None and x.ndim == 4 else x
+    def outside(x: Examples | None) -> Array | None:  # images as the file has them, [n, h, w, c]: a view
+        return None if x is None else np.asarray(x).transpose(0, 2, 3, 1) if x.ndim == 4 else np.asarray(x)
 
     values = {
         "x": outside(data.x), "candidates": data.candidates, "classes": data.classes, "y": data.y,
