@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from _support import PAPER_SETS, small_arrays
 
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
+from crosel.data.store import ImageStore, StoredImages
 from crosel.methods import methods
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
@@ -25,6 +28,19 @@ EARLY = {
 
 def small_data(**changes: Any) -> Dataset:
     return make_dataset(**{**small_arrays(), "classes": 10, **changes})
+
+
+def on_disk(data: Dataset, folder: Path) -> Dataset:
+    """The same data, with its images in a store."""
+
+    def stored(x: Any, name: str) -> StoredImages:
+        store = ImageStore(folder, name, x.shape)
+        store.put(range(len(x)), x)
+        store.finish()
+        return store.images()
+
+    test = None if data.x_test is None else stored(data.x_test, "images-test")
+    return replace(data, x=stored(data.x, "images-train"), x_test=test)
 
 
 def make_session(

@@ -12,17 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from _files import put, read, refused
-from _sessions import bits, different, make_session
 from PIL import Image
 
 from crosel.data import images as images_module
 from crosel.data import store as store_module
-from crosel.data.candidates import uniform
 from crosel.data.dataset import brightest, only_rows
 from crosel.data.store import StoredImages, chunks
 from crosel.errors import UserError
 from crosel.training.batches import Normaliser
-from crosel.training.trainer import fit, predicted_probabilities
 
 N = 150
 
@@ -110,31 +107,6 @@ def test_slices_and_rows_are_those_of_an_array(listed, on_disk):
         parts = list(chunks(data.x, 32, rows))
         assert [start for start, _ in parts] == list((rows or range(len(whole)))[::32])
         assert np.array_equal(np.concatenate([x for _, x in parts]), whole[rows.start : rows.stop] if rows else whole)
-
-
-@pytest.mark.parametrize("name", ["crosel", "pico"])
-def test_training_gives_the_same_bits(name, listed, monkeypatch):
-    sets = {"candidates": uniform(np.arange(N - N // 5) % 2, 2, 0.5, 0)}
-    settings = ("network.name=small-cnn", "train.ema_decay=0.9")
-
-    def session():
-        data = read(listed, image_size=8)
-        return make_session(name, *settings, data=type(data)(**{**vars_of(data), **sets}))
-
-    resident = session()
-    rows = fit(resident)
-    monkeypatch.setattr(store_module, "_IN_MEMORY", 1 << 60)
-    stored = session()
-    assert isinstance(stored.data.x, StoredImages)
-    for row, other in zip(rows, fit(stored), strict=True):
-        assert (row["loss"], row["covering_rate"]) == (other["loss"], other["covering_rate"])
-        assert row["test_accuracy"] == other["test_accuracy"]
-    assert different(bits(resident), bits(stored)) == []
-    assert predicted_probabilities(resident, resident.data.x).equal(predicted_probabilities(stored, stored.data.x))
-
-
-def vars_of(data):
-    return {name: getattr(data, name) for name in data.__dataclass_fields__}
 
 
 # --- building it --------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from _sessions import CPU, NAMES, bits, different, make_session, small_data
+from _sessions import CPU, NAMES, bits, different, make_session, on_disk, small_data
 from _support import CroselCli, TinyRun, small_arrays
 
 from crosel.training.batches import PinnedLoader
 from crosel.training.devices import inputs_stay_on_host
 from crosel.training.session import Session
-from crosel.training.trainer import fit
+from crosel.training.trainer import fit, predicted_probabilities
 
 # --- data that stay on the host -------------------------------------------------------------------------------------
 
@@ -30,9 +30,15 @@ def test_auto_keeps_on_the_host_what_does_not_fit(monkeypatch: pytest.MonkeyPatc
     assert inputs_stay_on_host("host", 1, CPU)
 
 
+@pytest.mark.parametrize("where", ["host", "disk"])
 @pytest.mark.parametrize("name", NAMES)
-def test_from_the_host_the_bits_are_the_same(name: str) -> None:
-    resident, streamed = make_session(name), make_session(name, "train.data_on=host")
+def test_from_elsewhere_the_bits_are_the_same(name: str, where: str, tmp_path: Path) -> None:
+    settings = ("train.ema_decay=0.9", "network.name=small-cnn") if name == "crosel" else ()
+    resident = make_session(name, *settings)
+    if where == "host":
+        streamed = make_session(name, *settings, "train.data_on=host")
+    else:
+        streamed = make_session(name, *settings, data=on_disk(small_data(), tmp_path))
     rows, others = fit(resident), fit(streamed)
     assert streamed.train.host is not None
     assert streamed.train.host._buffers, "batches went through the host's buffers"
@@ -40,6 +46,9 @@ def test_from_the_host_the_bits_are_the_same(name: str) -> None:
     for row, other in zip(rows, others, strict=True):
         assert row["loss"] == other["loss"]
         assert row.get("test_accuracy") == other.get("test_accuracy")
+        assert row.get("covering_rate") == other.get("covering_rate")
+    ours, theirs = (predicted_probabilities(session, session.data.x) for session in (resident, streamed))
+    assert ours.equal(theirs)
 
 
 def test_features_from_the_host_too() -> None:

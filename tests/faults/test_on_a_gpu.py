@@ -27,7 +27,7 @@ from _on_a_gpu import (
     trained,
 )
 from _runs import ENVIRONMENT, assert_same_run
-from _sessions import NAMES
+from _sessions import NAMES, on_disk
 from _support import CroselCli
 
 from crosel.data.candidates import uniform
@@ -63,6 +63,15 @@ def test_from_the_host_the_bits_are_the_same(name: str, graphs: str) -> None:
     assert streamed.train.x.device.type == "cpu"
     assert resident.train.x.is_cuda
     assert_same_bits(resident, streamed)
+
+
+@pytest.mark.parametrize("graphs", [RECORDED, EAGER])
+@pytest.mark.parametrize("data_on", ["host", "device"])
+@pytest.mark.parametrize("name", ["crosel", "pico"])
+def test_from_the_disk_the_bits_are_the_same(name: str, data_on: str, graphs: str, tmp_path: Path) -> None:
+    stored = trained(name, graphs, f"train.data_on={data_on}", data=on_disk(pictures(), tmp_path))
+    assert (stored.train.host is None) == (data_on == "device")
+    assert_same_bits(trained(name, graphs), stored)
 
 
 def test_features_from_the_host_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -103,10 +104,13 @@ class PinnedLoader:
 
     def fetch(self, step: int) -> dict[str, Tensor]:
         """The raw examples of a step, on the device."""
-        gathered = self._take(step) or self._gather(step)
-        there = {name: self._copy(name, step, rows) for name, rows in gathered.items()}
+        gathered = self._take(step) or self._gather(step, self._free_buffers(step))
+        there = {name: self._copy((name, step % _BUFFERS), rows) for name, rows in gathered.items()}
         if all(step + 1 < len(table) for table in self._order.values()):
-            self._coming = step + 1, self._thread.submit(self._gather, step + 1)
+            # Buffers are waited for here: while this thread records a step, no other may call CUDA.
+            buffers = self._free_buffers(step + 1)
+            with suppress(RuntimeError):  # no more threads, as when the main one has ended: gathered when it is needed
+                self._coming = step + 1, self._thread.submit(self._gather, step + 1, buffers)
         return there
 
     def _take(self, step: int) -> dict[str, Tensor] | None:
@@ -117,27 +121,34 @@ class PinnedLoader:
         gathered = coming[1].result()  # also what is not used: its buffers are ours again
         return gathered if coming[0] == step else None
 
-    def _gather(self, step: int) -> dict[str, Tensor]:
-        return {name: self._gather_rows((name, step % _BUFFERS), table[step]) for name, table in self._order.items()}
+    def _free_buffers(self, step: int) -> dict[str, Tensor]:
+        return {
+            name: self._free_buffer((name, step % _BUFFERS), len(table[step])) for name, table in self._order.items()
+        }
 
-    def _gather_rows(self, key: tuple[str, int], index: Tensor) -> Tensor:
+    def _free_buffer(self, key: tuple[str, int], count: int) -> Tensor:
         buffer, copied = self._buffers.get(key, (None, None))
-        if buffer is None or len(buffer) != len(index):
+        if buffer is None or len(buffer) != count:
             dtype = self.x.dtype if isinstance(self.x, Tensor) else torch.uint8
-            buffer = torch.empty(len(index), *self.x.shape[1:], dtype=dtype, pin_memory=self.cuda)
+            buffer = torch.empty(count, *self.x.shape[1:], dtype=dtype, pin_memory=self.cuda)
             copied = torch.cuda.Event() if self.cuda else None  # type: ignore[no-untyped-call]
             self._buffers[key] = buffer, copied
         elif copied is not None:
             copied.synchronize()
-        if isinstance(self.x, Tensor):
-            torch.index_select(self.x, 0, index, out=buffer)
-        else:
-            self.x.read(index.numpy(), buffer.numpy())
         return buffer
 
-    def _copy(self, name: str, step: int, rows: Tensor) -> Tensor:
+    def _gather(self, step: int, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, buffer in buffers.items():
+            index = self._order[name][step]
+            if isinstance(self.x, Tensor):
+                torch.index_select(self.x, 0, index, out=buffer)
+            else:
+                self.x.read(index.numpy(), buffer.numpy())
+        return buffers
+
+    def _copy(self, key: tuple[str, int], rows: Tensor) -> Tensor:
         there = rows.to(self.device, non_blocking=True)
-        if (copied := self._buffers[name, step % _BUFFERS][1]) is not None:
+        if (copied := self._buffers[key][1]) is not None:
             copied.record()
         return there
 
