@@ -1,0 +1,274 @@
+"""More images than memory: how fast they are written and read, and what training on them takes.
+
+    python benchmarks/images_on_disk.py make FOLDER --images 200000        # JPEGs; names of the same few files
+    python benchmarks/images_on_disk.py rates FOLDER --out results/images-on-disk/rates.jsonl
+    python benchmarks/images_on_disk.py memory FOLDER --out results/images-on-disk/memory.jsonl
+    python benchmarks/images_on_disk.py ranks --out results/images-on-disk/ranks.jsonl
+
+`rates` decodes `--part` images to nowhere and to a new store in turn, then reads them back in random batches. `memory`
+runs train, eval, predict and report as processes under a memory limit that keeps the images on disk. Their memory beyond
+the page cache (RssAnon) is sampled ten times a second. `ranks` trains with two and with four ranks on images of 8x8,
+few and many, and says by how many bytes an example a rank has grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import Arguments, add, count, end_with, origin
+
+CLASSES, FILES = 10, 2000
+TINY = """
+from torch import nn
+
+def network(classes, shape):
+    inputs = shape[0] * (shape[1] // 16) * (shape[2] // 16)
+    return nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, classes))
+"""
+
+
+def make(folder: Path, images: int, side: int) -> None:
+    """Photograph-like JPEGs, a little larger than `side`; names beyond the first few are links to the same files."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(images + images // 50):
+        part = "train" if i < images else "test"
+        path = folder / part / f"class {i % CLASSES}" / f"{i:07d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if i >= FILES:
+            first = i % FILES  # of the same class
+            os.link(folder / "train" / f"class {first % CLASSES}" / f"{first:07d}.jpg", path)
+            continue
+        coarse = rng.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+        coarse[:, :, 0] = 25 * (i % CLASSES)
+        picture = Image.fromarray(coarse).resize((side * 5 // 4, side * 9 // 8), Image.Resampling.BICUBIC)
+        noisy = np.asarray(picture, np.int16) + rng.integers(-12, 13, (side * 9 // 8, side * 5 // 4, 1))
+        Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(path, quality=87)
+
+
+# --- rates --------------------------------------------------------------------------------------------------------
+
+
+def rates(folder: Path, side: int, part: int, rounds: int) -> dict[str, Any]:
+    from crosel.data import images
+    from crosel.data.settings import DataSettings
+    from crosel.data.store import ImageStore
+    from crosel.utils.system import workers
+
+    settings = DataSettings(image_size=side)
+    paths = sorted(folder.glob("train/*/*.jpg"))[:part]
+    shape = (len(paths), 3, side, side)
+    found: dict[str, list[float]] = {"decoded": [], "stored": [], "read at random": [], "checked and read": []}
+    order = np.random.default_rng(0).permutation(len(paths))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".rates-") as scratch:
+        for number in range(rounds):
+            store = ImageStore(Path(scratch), f"images-{number}", shape)
+
+            def decode(keep: Any) -> None:
+                images._decode_all(paths, range(len(paths)), settings, keep, None, False)
+
+            def write(store: ImageStore = store) -> None:
+                store.begin()
+                decode(store.put)
+                store.finish()
+
+            def gather(stored: Any) -> None:
+                for start in range(0, len(order), 256):
+                    stored.read(order[start : start + 256])
+
+            def timed(name: str, work: Any) -> None:
+                began = time.perf_counter()
+                work()
+                found[name].append(len(paths) / (time.perf_counter() - began))
+
+            both = [("decoded", lambda: decode(lambda rows, pixels: None)), ("stored", write)]
+            for name, work in both if number % 2 else both[::-1]:
+                timed(name, work)
+            stored = store.images()
+            for name in ("checked and read", "read at random"):  # from the page cache
+                timed(name, lambda stored=stored: gather(stored))
+    return {
+        "images": len(paths), "side": side, "threads": workers(), "images_per_second": found,
+        "stored_by_decoded": statistics.median(s / d for s, d in zip(found["stored"], found["decoded"], strict=True)),
+        "jpeg_bytes": statistics.mean(path.stat().st_size for path in paths[:500]),
+    }  # fmt: skip
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def watched(command: list[str], folder: Path, **environment: str) -> dict[str, Any]:
+    """Run a command; the most memory that it had beyond the page cache, and in all, as /proc says it."""
+    began, peak = time.perf_counter(), {"RssAnon": 0, "VmRSS": 0}
+    values = {**os.environ, "OMP_NUM_THREADS": "1", **environment, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{folder}"}
+    log = folder / "log.txt"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, cwd=folder, env=values, stdout=stream, stderr=stream)
+        while process.poll() is None:
+            try:
+                for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+                    name, _, value = line.partition(":")
+                    if name in peak:
+                        peak[name] = max(peak[name], int(value.split()[0]) * 1024)
+            except (OSError, ValueError):  # it has just ended
+                pass
+            time.sleep(0.1)
+    text = log.read_text()
+    print(text[-600:], file=sys.stderr)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command[3:])}: exit {process.returncode}")
+    seconds = time.perf_counter() - began
+    return {"command": command[3:5], "seconds": seconds, "peak_beyond_page_cache": peak["RssAnon"],
+            "peak_rss": peak["VmRSS"], "said": text.splitlines()[-3:]}  # fmt: skip
+
+
+def memory(folder: Path, side: int, limit: str, batch: int) -> list[dict[str, Any]]:
+    work = folder / ".work"
+    work.mkdir(exist_ok=True)
+    (work / "tiny_network.py").write_text(TINY)
+    shutil.rmtree(work / "run", ignore_errors=True)
+    settings = ["network.name=tiny_network:network", f"data.image_size={side}", "train.epochs=2", "method.warmup=1",
+                "method.bank_length=1", "method.gamma=0.2", "method.scope=none", "method.networks=1",
+                "method.warmup_view=plain", "method.selected_view=plain", f"train.batch_size={batch}"]  # fmt: skip
+    crosel = [sys.executable, "-m", "crosel"]
+    sets = [part for item in settings for part in ("--set", item)]
+    commands = {
+        "train": ["train", str(folder), "--candidates", "uniform:q=0.3", *sets, "--trust-code", "--out", "run"],
+        "eval": ["eval", "run", "--trust-code"],
+        "predict": ["predict", "run", str(folder / "train"), "--trust-code", "--out", "predictions.csv"],
+        "report": ["report", "run", "--out", "report.html"],
+    }
+    pixels = 3 * side * side * sum(1 for _ in folder.glob("t*/*/*.jpg"))
+    return [
+        {"what": name, "pixels_bytes": pixels, "limit_gb": limit, "batch": batch}
+        | watched([*crosel, *command], work, CROSEL_MEMORY_GB=limit)
+        for name, command in commands.items()
+    ]
+
+
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+
+def rank(rank: int, size: int, meet: str, n: int, method: str, folder: str) -> None:
+    import torch
+
+    from crosel.config import build_config
+    from crosel.data.candidates import uniform
+    from crosel.data.dataset import Dataset
+    from crosel.data.store import ImageStore
+    from crosel.training.build import build_session, resolve
+    from crosel.training.trainer import fit
+    from crosel.utils.distributed import process_group
+
+    def anonymous() -> int:
+        line = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+
+    torch.set_num_threads(1)
+    peak, done = [0], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.02):
+            peak[0] = max(peak[0], anonymous())
+
+    with process_group(rank, size, torch.device("cpu"), f"file://{meet}") as world:
+        store = ImageStore(Path(folder), f"images-{n}", (n, 1, 8, 8))
+        threading.Thread(target=sample, daemon=True).start()
+        y = np.arange(n) % CLASSES
+        sets = uniform(y, CLASSES, 0.3, 0)
+        data = Dataset(store.images(), tuple("0123456789"), sets)
+        settings = ["train.epochs=2", "train.batch_size=2048", "network.name=small-cnn", "network.width=2"]
+        settings += ["method.warmup=1", "method.bank_length=3"] if method == "crosel" else []
+        values = {"source": "random", "method": {"name": method}}
+        config = resolve(build_config(settings=settings, values=values), data)
+        session = build_session(config, data, torch.device("cpu"), world=world)
+        fit(session)
+        done.set()
+        if rank == 1:  # rank 0 alone writes a run folder
+            print(json.dumps({"peak": peak[0], "loss": session.progress.rows[-1]["loss"]}))
+
+
+def ranks(sizes: list[int], method: str) -> list[dict[str, Any]]:
+    from crosel.data.store import ImageStore
+
+    out = []
+    few, many = 100_000, 400_000
+    with tempfile.TemporaryDirectory() as folder:
+        for n in (few, many):
+            store, rng = ImageStore(Path(folder), f"images-{n}", (n, 1, 8, 8)), np.random.default_rng(0)
+            for start in range(0, n, 10_000):
+                store.put(range(start, start + 10_000), rng.integers(0, 256, (10_000, 1, 8, 8), dtype=np.uint8))
+            store.finish()
+        for size in sizes:
+            peaks = {}
+            for n in (few, many):
+                meet = f"{folder}/meet-{size}-{n}"
+                command = [sys.executable, __file__, "rank", "--size", str(size), "--meet", meet, "--n", str(n),
+                           "--method", method, "--folder", folder]  # fmt: skip
+                environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+                processes = [
+                    subprocess.Popen([*command, "--rank", str(r)], stdout=subprocess.PIPE, text=True, env=environment)
+                    for r in range(size)
+                ]
+                said = [process.communicate()[0] for process in processes]
+                assert all(process.returncode == 0 for process in processes)
+                peaks[n] = json.loads(said[1])["peak"]
+            grown = (peaks[many] - peaks[few]) / (many - few)
+            out.append({"ranks": size, "method": method, "classes": CLASSES, "peaks": peaks, "bytes_an_example": grown})
+    return out
+
+
+def main() -> None:
+    parser = Arguments(description="More images than memory: rates, memory, ranks.")
+    parser.add_argument("what", choices=["make", "rates", "memory", "ranks", "rank"])
+    parser.add_argument("source", nargs="?", type=Path, help="folder of the images")
+    parser.add_argument("--images", type=count, default=200_000)
+    parser.add_argument("--side", type=count, default=160)
+    parser.add_argument("--part", type=count, default=4000, help="images of a round of rates")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--limit", default="4", help="CROSEL_MEMORY_GB")
+    parser.add_argument("--batch", type=count, default=256)
+    parser.add_argument("--sizes", default="2,4", help="numbers of ranks")
+    parser.add_argument("--method", default="cc")
+    parser.add_argument("--out", type=Path)
+    for name in ("--rank", "--size", "--n"):
+        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    for name in ("--meet", "--folder"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.what == "rank":
+        rank(a.rank, a.size, a.meet, a.n, a.method, a.folder)
+        return
+    if (a.source is None) == (a.what != "ranks"):
+        parser.error(f"{a.what} {'needs' if a.source is None else 'takes no'} folder of images")
+    if a.what == "make":
+        make(a.source.resolve(), a.images, a.side)
+        return
+    if a.out is None:
+        parser.error(f"{a.what} needs --out")
+    if a.what == "ranks":
+        rows = ranks([int(size) for size in a.sizes.split(",")], a.method)
+    elif a.what == "rates":
+        rows = [rates(a.source.resolve(), a.side, a.part, a.rounds)]
+    else:
+        rows = memory(a.source.resolve(), a.side, a.limit, a.batch)
+    for row in rows:
+        add({"benchmark": a.what} | row | {"load": os.getloadavg()[0]} | origin("machine"), a.out)
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    end_with(main)
