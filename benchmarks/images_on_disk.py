@@ -6,7 +6,7 @@
     python benchmarks/images_on_disk.py ranks --out results/images-on-disk/ranks.jsonl
 
 `rates` decodes `--part` images to nowhere and to a new store in turn, then reads them back in random batches. `memory`
-runs train, eval, predict and report as processes under a memory limit that keeps the images on disk. Their memory beyond
+runs train, predict and report as processes under a memory limit that keeps the images on disk. Their memory beyond
 the page cache (RssAnon) is sampled ten times a second. `ranks` trains with two and with four ranks on images of 8x8,
 few and many, and says by how many bytes an example a rank has grown.
 """
@@ -147,7 +147,6 @@ def memory(folder: Path, side: int, limit: str, batch: int) -> list[dict[str, An
     sets = [part for item in settings for part in ("--set", item)]
     commands = {
         "train": ["train", str(folder), "--candidates", "uniform:q=0.3", *sets, "--trust-code", "--out", "run"],
-        "eval": ["eval", "run", "--trust-code"],
         "predict": ["predict", "run", str(folder / "train"), "--trust-code", "--out", "predictions.csv"],
         "report": ["report", "run", "--out", "report.html"],
     }
