@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _sessions import on_disk
 from _support import small_arrays
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -81,8 +82,9 @@ def train(
     norm: bool = False,
     resume: str | None = None,
     stop_after: int | None = None,
+    disk: bool = False,
 ) -> Session:
-    data = digits(n)
+    data = on_disk(digits(n), Path(out)) if disk else digits(n)
     values = {"source": "memory", "seed": 3, "method": {"name": method}}
     common = ["train.epochs=3", "train.batch_size=14", "train.lr=0.05", "network.width=4", "train.log_every=1"]
     config = resolve(build_config(settings=[*common, *settings], values=values), data)

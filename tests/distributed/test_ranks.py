@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"method": name, "settings": EARLY.get(name, [])} for name in methods()},
     "bad batches left out": {"method": "proden", "settings": ["train.bad_batches=skip"]},
     "inputs on the host": {"method": "cc", "settings": ["train.data_on=host"]},
+    "one store on disk": {"method": "crosel", "settings": CROSEL, "disk": True},
     "a weight for each pair": {"method": "crosel", "settings": [*CROSEL, "method.mix_per_pair=true"]},
     "unselected only": {"method": "crosel", "settings": [*CROSEL, "method.scope=unselected"]},
     "nothing selected": {"method": "crosel", "settings": [*PLAIN, "method.gamma=1.0"]},
