@@ -55,7 +55,7 @@ class Visit:
         self.page.wait_for_function("n => document.getElementById('done').textContent.startsWith(n + ' of')", arg=count)
 
     def current(self) -> str:
-        return str(self.page.inner_text("article.current h2"))
+        return str(self.page.inner_text("article.current .id"))
 
     def close(self) -> None:
         self.context.close()

@@ -32,7 +32,7 @@ from crosel.runs.labels import (
     write_labels,
     write_outside,
 )
-from crosel.runs.result import Result, TrainingSet, flag_rows
+from crosel.runs.result import Result, TrainingSet, flag_rows, label_shares, review_order
 
 CLASSES = ("=cmd()", "-1", "chien|chat", 'ジ,"q"', "new\nline")  # one of each kind of trouble
 IDS = ("@a", "+b.png", "c\rd", "é", "4")
@@ -304,11 +304,36 @@ def test_labels_of_a_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert Result.of(session).flag_names() == result.flag_names(), "the run's own threshold must be back"
 
 
+def slow_doubt(result: Result, row: int) -> tuple[bool, float, int]:
+    """Sets of one last; then by the label's share of what the candidates have together."""
+    inside = [float(np.float16(result.probabilities[row, j])) for j in np.flatnonzero(result.examples.candidates[row])]
+    own = float(np.float16(result.probabilities[row, result.labels[row]]))
+    return len(inside) == 1, own / sum(inside) if sum(inside) else 1 / len(inside), row
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_how_sure_a_label_is_within_its_set_against_the_slow_way(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    p = draw.dirichlet(np.full(6, 0.1), 60)  # many are 0 in half precision
+    sets = draw.random((60, 6)) < 0.4
+    sets[np.arange(60), draw.integers(0, 6, 60)] = True
+    labels = np.where(sets, p, -1).argmax(axis=1)
+    found = label_shares(p, sets, labels)
+    for row in range(60):
+        inside = [float(np.float16(p[row, j])) for j in range(6) if sets[row, j]]
+        expected = max(inside) / sum(inside) if sum(inside) else 1 / len(inside)
+        assert found[row] == pytest.approx(expected, abs=1e-6)
+    order = review_order(found, sets).tolist()
+    assert order == sorted(range(60), key=lambda row: (sets[row].sum() == 1, found[row], row))
+
+
 @pytest.mark.parametrize("selects", [True, False])
 def test_the_doubtful_first(tmp_path: Path, selects: bool) -> None:
-    """The same rows, the least confident on top; every column and the arrays go along."""
-    result = make_result(selects=selects)
-    ranked = result.least_confident_first()
+    """The same rows, those on top that are least sure of their set; every column and the arrays go along."""
+    p = np.full((5, 5), 0.1, np.float32)
+    np.fill_diagonal(p, [0.6, 0.5, 0.9, 0.25, 0.15])
+    result = replace(make_result(selects=selects), probabilities=p)
+    ranked = result.doubtful_first()
     rows = list(label_rows(ranked))
     assert [row.id for row in rows] == ["4", "é", "+b.png", "@a", "c\rd"]
     assert sorted(rows) == sorted(label_rows(result))
@@ -323,9 +348,10 @@ def test_the_doubtful_first(tmp_path: Path, selects: bool) -> None:
 def test_the_doubtful_first_by_the_command_line(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
     out, own = tmp_path / "l.csv", tiny_run.path / "labels.csv"
     assert crosel_cli("labels", str(tiny_run.path), "--out", str(out), "--doubtful-first").code == 0
-    confidence = [row.confidence for row in read_labels(out)]
-    assert confidence == sorted(confidence)
-    assert confidence != [row.confidence for row in read_labels(own)]
+    ids = [row.id for row in read_labels(out)]
+    result = Result.of(load_run(tiny_run.path, torch.device("cpu")))
+    assert ids == sorted(ids, key=lambda name: slow_doubt(result, int(name)))
+    assert ids != [row.id for row in read_labels(own)]
     before = own.read_bytes()
     refused = crosel_cli("labels", str(tiny_run.path), "--out", str(own), "--doubtful-first")
     assert refused.code == 2

@@ -18,7 +18,7 @@ from crosel.data import Dataset
 from crosel.report import write_report, write_run_report
 from crosel.runs.folder import RunFolder, load_run
 from crosel.runs.pipeline import train_run
-from crosel.runs.result import NetworkLabels, Result, TrainingSet
+from crosel.runs.result import NetworkLabels, Result, TrainingSet, review_order
 
 
 def of_run(path: Path) -> Result:
@@ -148,8 +148,8 @@ def test_networks_of_other_data_or_an_earlier_version(tiny_run: TinyRun, tmp_pat
 
 def test_in_another_order_all_of_it_goes_along(tiny_run: TinyRun) -> None:
     result = Result.of(load_run(tiny_run.path, torch.device("cpu")))
-    ranked = result.least_confident_first()
-    rows = np.argsort(result.confidence, kind="stable")
+    ranked = result.doubtful_first()
+    rows = review_order(result.within_set, result.examples.candidates)
     assert ranked.examples.ids == [str(row) for row in rows]
     assert ranked.networks is not None
     assert result.networks is not None

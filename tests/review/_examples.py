@@ -46,7 +46,7 @@ def made_up(n: int = 200, k: int = 12, seed: int = 0, side: int = 4, x: Any = No
 def slow_find(cards: Cards, query: Query, decisions: Decisions) -> tuple[int, int, list[int]]:
     """What Cards.find should give: one example after the other."""
 
-    sets, labels = cards.examples.candidates, cards.result.labels
+    sets, labels, p = cards.examples.candidates, cards.result.labels, cards.result.probabilities
 
     def fits(i: int) -> bool:
         kind = decisions.get(i).kind if decisions.get(i) else ""  # type: ignore[union-attr]
@@ -55,7 +55,9 @@ def slow_find(cards: Cards, query: Query, decisions: Decisions) -> tuple[int, in
             "skipped": kind == "skip",
         }  # fmt: skip
         confidence = cards.result.confidence[i]
+        queue = "outside" if FLAGS[cards.result.flags[i]] == "outside" else "labels"
         return (
+            query.queue in ("all", queue) and
             np.float32(query.low) <= confidence <= np.float32(query.high)
             and (query.flag is None or FLAGS[cards.result.flags[i]] == query.flag)
             and query.text.lower() in cards.ids[i].lower()
@@ -63,9 +65,16 @@ def slow_find(cards: Cards, query: Query, decisions: Decisions) -> tuple[int, in
             and (query.label is None or (labels[i] == query.label if query.within == "label" else sets[i, query.label]))
         )
 
+    def doubt(i: int) -> tuple[bool, float, int]:
+        """Sets of one last, then by the label's share of what its candidates have."""
+        inside = [float(p[i, j]) for j in np.flatnonzero(sets[i])]
+        share = float(p[i, labels[i]]) / sum(inside) if sum(inside) else 1 / len(inside)
+        return len(inside) == 1, share, i
+
+    surest = query.queue == "outside" and query.sort == "least"
     keys = {
-        "least": lambda i: (float(cards.result.confidence[i]), i),
-        "most": lambda i: (-float(cards.result.confidence[i]), i),
+        "least": lambda i: (-float(p[i].max()), i) if surest else doubt(i),
+        "most": lambda i: tuple(-value for value in doubt(i)),
         "row": lambda i: (0, i),
     }
     key = keys[query.sort]

@@ -28,10 +28,10 @@ from crosel import UserError
 from crosel.report.html import reduced
 from crosel.review import load as load_module
 from crosel.review import serve_review
-from crosel.review.cards import KEYS, SIDE, Cards
+from crosel.review.cards import KEYS, OUTSIDE_KEY, SIDE, Cards
 from crosel.review.guard import MAX_BODY
 from crosel.review.load import load_cards
-from crosel.review.search import STATES, Query, Sort
+from crosel.review.search import STATES, Query, Queue, Sort
 from crosel.runs.labels import FLAGS
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed, and the test client needs it")
@@ -69,7 +69,7 @@ def cards_of(client: TestClient) -> Cards:
 
 shares = st.integers(0, 20).map(lambda i: i / 20)
 queries = st.builds(
-    Query, st.none() | st.integers(0, 11), st.sampled_from(["label", "candidates"]), st.none() | st.sampled_from(FLAGS),
+    Query, st.sampled_from(get_args(Queue)), st.none() | st.integers(0, 11), st.sampled_from(["label", "candidates"]), st.none() | st.sampled_from(FLAGS),
     st.just(0.0) | shares, st.just(1.0) | shares, st.sampled_from(["", "1", "IMG/0", "07", "nowhere"]),
     st.sampled_from(STATES), st.sampled_from(get_args(Sort)), st.none() | st.integers(0, 149), st.none(),
     st.integers(1, 60),
@@ -90,9 +90,9 @@ def test_filters_agree_with_the_slow_way(query: Query, backwards: bool) -> None:
 def test_filters_over_http(client: TestClient) -> None:
     cards = cards_of(client)
     decisions = client.app.state.log.decisions  # type: ignore[attr-defined]
-    asked = {"label": 3, "within": "candidates", "flag": "none", "low": 0.1, "high": 0.9, "text": "img", "sort": "most"}
+    asked = {"queue": "labels", "label": 3, "within": "candidates", "flag": "none", "low": 0.1, "high": 0.9, "text": "img", "sort": "most"}
     answer = client.get("/api/examples", params=asked).json()
-    query = Query(3, "candidates", "", 0.1, 0.9, "img", "all", "most")
+    query = Query("labels", 3, "candidates", "", 0.1, 0.9, "img", "all", "most")
     total, start, rows = slow_find(cards, query, decisions)
     assert (answer["total"], answer["start"], [e["row"] for e in answer["examples"]]) == (total, start, rows)
 
@@ -116,7 +116,7 @@ def test_pages_lead_through_all_examples_while_they_are_decided(client: TestClie
 @pytest.mark.parametrize(
     "bad",
     [
-        "label=99", "label=-1", "label=x", "within=x", "flag=x", "low=2", "low=nan", "high=-1", "state=x", "sort=x",
+        "label=99", "label=-1", "label=x", "within=x", "flag=x", "low=2", "low=nan", "high=-1", "state=x", "sort=x", "queue=x",
         "limit=0", "limit=61", "after=-1", "after=x", "text=" + "a" * 201, "after=99999999999",
     ],
 )  # fmt: skip
@@ -142,6 +142,8 @@ def test_cards_say_what_the_run_folder_says(client: TestClient) -> None:
                    for c in card["candidates"])  # fmt: skip
         top = int(cards.result.probabilities[row].argmax())
         assert ("outside" in card) == (top not in inside)
+        if "outside" in card:
+            assert card["outside"]["key"] == OUTSIDE_KEY
         said = cards.result.networks
         assert said is not None
         assert said.past_labels is not None
@@ -161,7 +163,6 @@ def test_few_classes_have_keys_of_their_own() -> None:
     card = many.card(0)
     assert (len(card["candidates"]), card["more"]) == (8, 292)
     assert [c["p"] is None for c in card["candidates"]] == [False] + [True] * 7  # only the run's own label's is known
-    assert not set("aousnp") & set(KEYS)  # the page's commands
 
 
 def test_features_instead_of_pictures(tmp_path: Path) -> None:

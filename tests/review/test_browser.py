@@ -14,9 +14,12 @@ from _browser import CONTRAST, CUT, Visit, axe_faults
 from _examples import made_up
 from _server import Server, served
 from _support import TinyRun
+from PIL import Image
 
+from crosel.data.images import ImageFiles
 from crosel.review import export_corrections
 from crosel.review.cards import Cards
+from crosel.runs.labels import read_labels
 
 pytest.importorskip("fastapi", reason="the extra 'review' is not installed")
 
@@ -38,7 +41,14 @@ def test_review_by_keyboard_reload_kill_restart(browser: Any, tiny_run: TinyRun,
     page = visit.page
     try:
         assert "token" not in page.url
-        order = page.eval_on_selector_all("article h2", "all => all.map(h => h.textContent)")
+        order = page.eval_on_selector_all("article .id", "all => all.map(h => h.textContent)")
+        flags = [row.flag for row in read_labels(run / "labels.csv")]
+        in_queue = 96 - flags.count("outside")
+        assert page.inner_text("[data-queue=labels][aria-pressed=true]") == f"Labels {in_queue}"
+        page.click("[data-queue=outside]")
+        page.wait_for_function(f"() => document.getElementById('where').textContent.endsWith(' of {96 - in_queue}')")
+        page.click("[data-queue=labels]")
+        page.wait_for_function(f"() => document.getElementById('where').textContent.endsWith(' of {in_queue}')")
         visit.press("Enter", "s", "ArrowRight", "a")
         visit.done(3)
         assert visit.current() == order[4]
@@ -67,9 +77,10 @@ def test_review_by_keyboard_reload_kill_restart(browser: Any, tiny_run: TinyRun,
         assert written[4][2] == outside
 
         page.select_option("select[name=state]", "undecided")
-        page.wait_for_function("() => document.getElementById('where').textContent.includes('of 91')")
+        left = f"() => document.getElementById('where').textContent.endsWith(' of {in_queue - 5}')"
+        page.wait_for_function(left)
         page.reload()
-        page.wait_for_function("() => document.getElementById('where').textContent.includes('of 91')")
+        page.wait_for_function(left)
         visit.done(5)
         assert page.input_value("select[name=state]") == "undecided"
 
@@ -160,6 +171,32 @@ def test_axe_finds_no_serious_fault(browser: Any, width: int, scheme: str, tmp_p
         visit.close()
 
 
+def test_a_picture_keeps_its_shape_and_is_large_on_a_key(browser: Any, tmp_path: Path) -> None:
+    """A file of 600 x 200 pixels, where the networks saw a square; and the first card is there at once on a phone."""
+    Image.new("RGB", (600, 200), "teal").save(tmp_path / "wide.png")
+    cards = made_up(3, 12, x=ImageFiles([tmp_path / "wide.png"] * 3))
+    with served(cards, tmp_path / "review.jsonl") as address:
+        visit = Visit(browser, address, 390)
+        page = visit.page
+        page.set_viewport_size({"width": 390, "height": 664})
+        page.wait_for_function("() => document.images[0].complete && document.images[0].naturalWidth === 128")
+        card = page.evaluate("(({ top, bottom }) => ({ top, bottom }))(document.querySelector('article').getBoundingClientRect())")
+        assert 0 <= card["top"] < card["bottom"] <= 664
+        shape = page.evaluate("(({ width, height }) => width / height)(document.images[0].getBoundingClientRect())")
+        assert shape == pytest.approx(3, rel=0.05)
+        assert page.inner_text("article.current").index("class") < page.inner_text("article.current").index("img/")
+        assert not page.is_visible("article.current .past")  # histories are behind a disclosure
+        page.click("article.current summary")
+        assert page.is_visible("article.current .past")
+        visit.press("z")
+        page.wait_for_function("() => document.querySelector('#large[open] img')?.naturalWidth === 600")
+        visit.press("a", "z")  # closes it; what else is typed there decides nothing
+        page.wait_for_selector("#large", state="hidden")
+        assert page.inner_text("#done").startswith("0 of")
+        assert visit.faults == []
+        visit.close()
+
+
 def test_names_stay_text_and_the_search_finds_them(browser: Any, tmp_path: Path) -> None:
     with served(nasty(), tmp_path / "review.jsonl") as address:
         visit = Visit(browser, address)
@@ -178,7 +215,7 @@ def test_names_stay_text_and_the_search_finds_them(browser: Any, tmp_path: Path)
         visit.press("Escape", "/")
         page.keyboard.type("9")
         page.wait_for_function("() => document.getElementById('where').textContent.includes('of 15')")
-        assert page.eval_on_selector_all("article h2", "all => all.every(h => h.textContent.includes('9'))")
+        assert page.eval_on_selector_all("article .id", "all => all.every(h => h.textContent.includes('9'))")
         assert len(lines(tmp_path)) == 1  # what is typed into a box is no command
         assert visit.faults == []
         visit.close()

@@ -29,6 +29,7 @@ def test_review_kill_review_export_train(
     child, address = start(fork_server, run)
     visit = Visit(browser, address)
     page = visit.page
+    page.click("article.current summary")
     assert "network 1: " in page.inner_text("article.current")  # with what it predicted before
     visit.press("a", "s")
     visit.done(2)

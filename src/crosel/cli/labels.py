@@ -36,7 +36,7 @@ def labels(
     ] = False,
     doubtful_first: Annotated[
         bool,
-        typer.Option("--doubtful-first", help="put the least confident labels first, instead of the order of the data"),
+        typer.Option("--doubtful-first", help="labels that are least sure of their set first, instead of the order of the data"),
     ] = False,
     from_name: Annotated[str, typer.Option(metavar="NAME", help="Label Studio: name of the choices tag")] = "label",
     to_name: Annotated[
@@ -70,7 +70,7 @@ def labels(
         raise UserError(f"{out}: files in a run folder keep the order of the data; choose another --out")
     result = Result.of(session, outside_gamma, out_of_sample=read_out_of_sample(run / "folds.npz", session))
     if doubtful_first:
-        result = result.least_confident_first()
+        result = result.doubtful_first()
     n = len(result.labels)
     with new_folder(out.parent):
         if only_outside:

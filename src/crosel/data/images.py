@@ -266,21 +266,24 @@ class ImageFiles:
         return ImageFiles([self.paths[int(row)] for row in rows])
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        """Pixels [3, h, w]; a grey square for a file that is gone or can no longer be read."""
+        return self.at(row, THUMBNAIL)
+
+    def at(self, row: int, side: int) -> NDArray[np.uint8]:
+        """Pixels [3, h, w], the longer side of at most so many; a grey square for a file that is gone or can no longer
+        be read."""
+
+        def thumbnail(image: Any) -> NDArray[np.uint8]:
+            image.thumbnail((side, side))
+            return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+
         path = self.paths[row]
         try:
             if path is not None:
                 _check_regular(path)
-                return _opened(_file_of(path), "RGB", THUMBNAIL, _thumbnail)
+                return _opened(_file_of(path), "RGB", side, thumbnail)
         except (ValueError, OSError):
             pass
         return np.full((3, 32, 32), 127, np.uint8)
-
-
-def _thumbnail(image: Any) -> NDArray[np.uint8]:
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    pixels: NDArray[np.uint8] = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
-    return pixels
 
 
 def typical_size(paths: Sequence[ImageSource]) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from crosel.errors import UserError
 from crosel.report.page import style
 from crosel.review.cards import FEATURES, Cards
 from crosel.review.guard import Guard
-from crosel.review.search import STATES, Sort, State
+from crosel.review.search import STATES, Queue, Sort, State
 from crosel.review.search import Query as Wanted
 from crosel.runs.corrections import corrections_csv
 from crosel.runs.decisions import Decision, DecisionLog
@@ -129,14 +129,14 @@ def image_routes(review: Review) -> APIRouter:
     cache = {"cache-control": "private, max-age=86400, immutable"}  # the address contains the version of the data
 
     @routes.get("/image/{row}.png")
-    async def image(row: Row) -> Response:
+    async def image(row: Row, large: bool = False) -> Response:
         review.check_row(row)
         if not cards.has_images:
             raise HTTPException(404, "no images")
         if cards.has_small_images:
             content = cards.png_of(row)
         else:
-            content = await run_in_threadpool(cards.png_of, row)
+            content = await run_in_threadpool(cards.large_png if large else cards.png_of, row)
         return Response(content, media_type="image/png", headers=cache)
 
     return routes
@@ -150,16 +150,18 @@ def search_routes(review: Review) -> APIRouter:
 
     @routes.get("/api/run")
     async def about() -> Response:
-        present = {FLAGS[code] for code in set(cards.result.flags.tolist())}
+        flags = cards.result.flags.tolist()
+        present, outside = {FLAGS[code] for code in set(flags)}, flags.count(FLAGS.index("outside"))
         return _json({
             "name": cards.name, "about": cards.about, "classes": cards.classes, "images": cards.has_images,
-            "flags": [flag for flag in FLAGS if flag and flag in present], "version": cards.examples.fingerprint,
+            "flags": [flag for flag in FLAGS if flag and flag in present], "outside": outside, "version": cards.examples.fingerprint,
             "states": STATES, "notes": [*cards.notes, *review.log.skipped_lines.warnings()],
             "progress": review.progress(), "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
         })  # fmt: skip
 
     @routes.get("/api/examples")
     async def find(
+        queue: Queue = "all",
         label: Annotated[int | None, Query()] = None,
         within: Literal["label", "candidates"] = "label",
         flag: Literal["any", "none", "outside", "disputed", "unsure"] = "any",
@@ -176,7 +178,7 @@ def search_routes(review: Review) -> APIRouter:
         review.check_row(after)
         review.check_row(before)
         chosen_flag = None if flag == "any" else "" if flag == "none" else flag
-        wanted = Wanted(label, within, chosen_flag, low, high, text, state, sort, after, before, limit)
+        wanted = Wanted(queue, label, within, chosen_flag, low, high, text, state, sort, after, before, limit)
         answer = cards.find(wanted, review.decisions)
         found = [card | {"decided": review.decided(card["row"])} for card in cards.cards(answer.rows)]
         return _json({"total": answer.total, "start": answer.start, "examples": found, "progress": review.progress()})

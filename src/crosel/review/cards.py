@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.data.images import ImageFiles
 from crosel.report.html import png, reduced
 from crosel.review.search import Answer, Query, Search
 from crosel.runs.decisions import Decisions
@@ -18,8 +19,9 @@ from crosel.runs.result import NetworkLabels, Result
 SHOWN = 8  # candidates on a card; the dialogue shows all
 FEATURES = 6
 MOST_TEXT = 10_000  # characters of a text
-SIDE = 128  # pixels of a thumbnail's longer side, at most
-KEYS = "123456789" + "qwertyidfghjklzxcvbm"  # the letters that are not commands of the page
+SIDE, LARGE = 128, 1600  # pixels of the longer side of a picture on a card, and by itself
+KEYS = "12345678"
+OUTSIDE_KEY = "9"  # where classes have no keys of their own
 
 
 class Cards:
@@ -58,7 +60,7 @@ class Cards:
         """What the page shows of these examples. Arrays are sliced once for all rows: that takes most of the time."""
         result = self.result
         sets, labels = self.examples.candidates[rows], result.labels[rows].tolist()
-        confidence = result.confidence[rows].tolist()
+        confidence, within = result.confidence[rows].tolist(), result.within_set[rows].tolist()
         p = None if result.probabilities is None else result.probabilities[rows]
         chances = [None] * len(rows) if p is None else p.tolist()
         tops = [None] * len(rows) if p is None else p.argmax(axis=1).tolist()
@@ -77,12 +79,13 @@ class Cards:
             sure = round(confidence[i], 4)
             given = [sure if j == label else None for j in shown] if own is None else [round(own[j], 4) for j in shown]
             card: dict[str, Any] = {
-                "row": row, "id": self.ids[row], "label": label, "confidence": sure, "flag": FLAGS[result.flags[row]],
+                "row": row, "id": self.ids[row], "label": label, "confidence": sure, "within": round(within[i], 4), "flag": FLAGS[result.flags[row]],
                 "selected": self._selected[row], "more": len(inside) - len(shown),
                 "candidates": [{"label": j, "key": key, "p": c} for j, key, c in zip(shown, keys, given, strict=True)],
             }  # fmt: skip
             if own is not None and tops[i] not in inside:
-                card["outside"] = {"label": tops[i], "p": round(own[tops[i]], 4)}
+                key = OUTSIDE_KEY if self.fixed_keys is None else self.fixed_keys[tops[i]]
+                card["outside"] = {"label": tops[i], "key": key, "p": round(own[tops[i]], 4)}
             if networks is not None:
                 card["networks"] = networks[i]
             if self.x is not None and self.x.ndim == 1:
@@ -110,14 +113,20 @@ class Cards:
             {"label": j, "p": self._probability(row, j), "inside": bool(inside[j])} for j in np.lexsort(keys).tolist()
         ]
 
-    @property
+    @cached_property
     def has_small_images(self) -> bool:
         """Whether encoding an image takes less time than handing it to a thread."""
-        return self.x is not None and self.x[0].size <= 64 * 64
+        return isinstance(self.x, np.ndarray) and self.x[0].size <= 64 * 64
 
     def _encode(self, row: int) -> bytes:
         assert self.x is not None
         return png(reduced(np.asarray(self.x[row], np.uint8), SIDE))
+
+    def large_png(self, row: int) -> bytes:
+        """The picture as large as it is worth."""
+        assert self.x is not None
+        pixels = self.x.at(row, LARGE) if isinstance(self.x, ImageFiles) else np.asarray(self.x[row], np.uint8)
+        return png(reduced(pixels, LARGE))
 
 
 def network_cards(networks: NetworkLabels, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.config import RunConfig
+from crosel.data.images import ImageFiles, ends_as_image
+from crosel.data.sources import locate
+from crosel.data.table import image_root
 from crosel.errors import UserError
 from crosel.methods.base import find_method
 from crosel.review.cards import Cards
@@ -48,6 +52,7 @@ def load_cards(run: Path) -> Cards:
         else:
             data = session.data
             x = data.x if data.originals is None else data.originals
+            x = _own_files(config, examples) or x
             p = compute_probabilities(session, SECONDS, run, notes)
     if x is None:
         x = _inputs_or_note(config, examples, notes)
@@ -63,7 +68,19 @@ def _inputs_or_note(config: RunConfig, examples: TrainingSet, notes: list[str]) 
         return None
     if x is None:
         notes.append("the training data have changed since, so there are no images")
-    return x
+        return None
+    return _own_files(config, examples) or x
+
+
+def _own_files(config: RunConfig, examples: TrainingSet) -> ImageFiles | None:
+    """The files of a run on images, where ids are their paths: in their own size and shape, not as networks see them."""
+    source = Path(locate(config.source, config.data_folder))
+    if len(examples.shape) != 3 or examples.given_ids is None or not ends_as_image(examples.given_ids[0]):
+        return None
+    inputs = Path(config.data.inputs or source)
+    root = inputs if inputs.is_dir() else image_root(config.data, inputs)
+    paths = [root / name for name in examples.given_ids]
+    return ImageFiles(paths) if all(map(os.path.isfile, paths)) else None
 
 
 def _exported_probabilities(run: Path, examples: TrainingSet) -> NDArray[np.float16] | None:

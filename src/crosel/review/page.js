@@ -3,7 +3,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const state = { run: null, cards: [], current: 0, total: 0, start: 0, asked: 0, open: null };
+const state = { run: null, cards: [], current: 0, total: 0, start: 0, asked: 0, open: null, queue: "all" };
 const form = $("filters");
 
 // --- talking to the server ---------------------------------------------------------------------------------------
@@ -82,6 +82,15 @@ function choice(card, label, p, key, extra) {
   return button;
 }
 
+function picture(card, large = "") {
+  const image = make("img", "picture");
+  image.src = `/image/${card.row}.png?v=${encodeURIComponent(state.run.version)}${large}`;
+  image.alt = `example ${card.id}`;
+  image.decoding = "async";
+  image.onload = () => image.classList.toggle("photo", Math.max(image.naturalWidth, image.naturalHeight) > 64);
+  return image;
+}
+
 // "8 → 5 ×2": what a network predicted in the last epochs, the newest last.
 function past(labels) {
   const runs = [];
@@ -110,31 +119,34 @@ function fill(article, card, index) {
   article.className = "card";
   article.classList.toggle("decided", Boolean(card.decided));
   article.dataset.index = index;
-  const title = make("h2", "", card.id);
+  const title = make("h2", "answer", word(card.label));
+  const name = make("p", "id", card.id);
   title.id = `card-${index}`;
-  article.setAttribute("aria-labelledby", title.id);
+  name.id = `id-${index}`;
+  article.setAttribute("aria-labelledby", `${title.id} ${name.id}`);
   const head = make("div", "head");
   if (state.run.images) {
-    const image = make("img", "picture");
-    image.src = `/image/${card.row}.png?v=${encodeURIComponent(state.run.version)}`;
-    image.alt = `example ${card.id}`;
+    const image = picture(card);
+    image.title = "larger: z";
     image.loading = "lazy";
-    image.decoding = "async";
-    image.onload = () => image.classList.toggle("photo", image.naturalWidth > 64);
     head.append(image);
   }
   const facts = make("div", "facts-list");
-  facts.append(title, make("p", "answer", word(card.label)), make("p", "soft", `${percent(card.confidence)} confidence`));
+  const sure = make("p", "soft", `${percent(card.within)} sure within its set`);
+  sure.title = `confidence ${percent(card.confidence)}`;
+  facts.append(title, name, sure);
   if (card.flag) facts.append(make("span", "badge", card.flag), " ");
   if (card.decided) {
     const { decision, label } = card.decided;
     const name = decision === "choose" || decision === "outside" ? ` ${word(label)}` : "";
     facts.append(make("span", "verdict", VERDICTS[decision] + name));
   }
-  for (const [i, network] of (card.networks ?? []).entries()) {
-    facts.append(networkLine(network, i));
-  }
-  if (!card.networks && card.selected) facts.append(make("p", "soft", `selected by ${card.selected}`));
+  if (card.networks) {
+    const networks = make("details", "networks");
+    networks.append(make("summary", "", "Networks"), ...card.networks.map(networkLine));
+    networks.firstChild.tabIndex = -1;
+    facts.append(networks);
+  } else if (card.selected) facts.append(make("p", "soft", `selected by ${card.selected}`));
   head.append(facts);
   article.append(head);
   if (card.text !== undefined) {
@@ -156,7 +168,7 @@ function fill(article, card, index) {
   list.setAttribute("aria-label", "Candidates");
   const add = (...items) => { const li = make("li"); li.append(...items); list.append(li); };
   for (const c of card.candidates) add(choice(card, c.label, c.p, c.key));
-  if (card.outside) add(choice(card, card.outside.label, card.outside.p, "", true));
+  if (card.outside) add(choice(card, card.outside.label, card.outside.p, card.outside.key, true));
   if (card.more) add(make("span", "note", `and ${number(card.more)} more`));
   article.append(list);
   const actions = make("div", "do");
@@ -190,7 +202,7 @@ function mark(index, focus = true) {
     article.classList.toggle("current", on);
     article.tabIndex = on ? 0 : -1;
     if (on) article.setAttribute("aria-current", "true"); else article.removeAttribute("aria-current");
-    for (const button of article.querySelectorAll("button")) button.tabIndex = on ? 0 : -1;
+    for (const button of article.querySelectorAll("button, summary")) button.tabIndex = on ? 0 : -1;
   };
   if (index !== state.current) set(state.current, false);
   state.current = index;
@@ -211,6 +223,7 @@ function filters() {
     const number = value === "" ? otherwise : Number(value);
     return Number.isFinite(number) ? Math.min(1, Math.max(0, number / 100)) : otherwise / 100;
   };
+  if (form.elements.text.value === "") values.set("queue", state.queue); // who looks for an id looks everywhere
   for (const name of ["state", "label", "within", "flag", "text", "sort"]) {
     if (form.elements[name].value !== "") values.set(name, form.elements[name].value);
   }
@@ -265,6 +278,14 @@ async function load(place, focus) {
   }
 }
 
+// Labels whose sets seem to miss the truth are a queue of their own: there the question is another.
+function showQueue(name) {
+  state.queue = name;
+  for (const button of document.querySelectorAll("[data-queue]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.queue === name));
+  }
+}
+
 function turn(way) {
   if (way === "first") return load({}, "first");
   if (way === "previous") return state.start > 0 ? load({ before: state.cards[0].row }, "first") : say("this is the first page");
@@ -280,6 +301,7 @@ function remember(place) {
 
 function recall() {
   const saved = new URLSearchParams(location.hash.slice(1));
+  if (state.run.outside) showQueue(saved.get("queue") === "outside" ? "outside" : "labels");
   for (const name of ["state", "label", "within", "flag", "text", "sort"]) {
     if (!saved.has(name)) continue;
     form.elements[name].value = saved.get(name);
@@ -339,7 +361,7 @@ function undo() {
 
 function press(index, key) {
   const card = state.cards[index];
-  const found = card.candidates.find((c) => c.key === key);
+  const found = [...card.candidates, card.outside].find((c) => c?.key === key);
   if (found) decide(index, found.label);
   else say(`no candidate has the key ${key}; o finds any label`);
 }
@@ -393,6 +415,14 @@ function point(at) {
   else $("search").removeAttribute("aria-activedescendant");
 }
 
+function enlarge(index) {
+  const card = state.cards[index];
+  if (!card || !state.run.images) return;
+  $("picture").replaceChildren(picture(card, "&large=true"));
+  $("picture-title").textContent = `${word(card.label)}, ${card.id}`;
+  $("large").showModal();
+}
+
 function take(at) {
   const { index, shown } = state.open;
   if (!shown[at]) return;
@@ -421,7 +451,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || !state.run) return;
   if (event.target.closest("dialog, input, select, textarea")) return;
   const key = event.key;
-  const inside = event.target.closest("button, a");
+  const inside = event.target.closest("button, a, summary");
   if (inside && (key === "Enter" || key === " ")) return; // the button's own
   if (key === "?") { event.preventDefault(); $("help").showModal(); return; }
   if (key === "/") { event.preventDefault(); $("text").focus(); return; }
@@ -433,6 +463,7 @@ document.addEventListener("keydown", (event) => {
     a: () => decide(state.current, state.cards[state.current].label),
     s: () => decide(state.current, null),
     o: () => openChooser(state.current),
+    z: () => enlarge(state.current),
     ArrowRight: () => move(1), ArrowLeft: () => move(-1),
     ArrowDown: () => move(columns()), ArrowUp: () => move(-columns()),
     Home: () => mark(0), End: () => mark(state.cards.length - 1),
@@ -446,7 +477,12 @@ $("cards").addEventListener("click", (event) => {
   if (!article) return;
   const index = Number(article.dataset.index);
   const button = event.target.closest("button");
-  if (!button) { mark(index); return; }
+  if (event.target.closest("summary")) { mark(index, false); return; }
+  if (!button) {
+    mark(index);
+    if (event.target.closest(".picture")) enlarge(index);
+    return;
+  }
   if (button.dataset.label !== undefined) decide(index, Number(button.dataset.label));
   else if (button.dataset.do === "accept") decide(index, state.cards[index].label);
   else if (button.dataset.do === "skip") decide(index, null);
@@ -463,13 +499,19 @@ $("options").addEventListener("click", (event) => {
   const option = event.target.closest("li");
   if (option) take(Number(option.dataset.at));
 });
-$("choose").addEventListener("close", () => articleAt(state.current)?.focus({ preventScroll: true }));
-$("help").addEventListener("close", () => articleAt(state.current)?.focus({ preventScroll: true }));
+for (const id of ["choose", "help", "large"]) {
+  $(id).addEventListener("close", () => articleAt(state.current)?.focus({ preventScroll: true }));
+}
+$("large").addEventListener("keydown", (event) => { if (event.key === "z") $("large").close(); });
+$("large").addEventListener("click", () => $("large").close());
 for (const button of document.querySelectorAll("[data-close]")) {
   button.addEventListener("click", () => $(button.dataset.close).close());
 }
 for (const button of document.querySelectorAll("[data-page]")) {
   button.addEventListener("click", () => turn(button.dataset.page));
+}
+for (const button of document.querySelectorAll("[data-queue]")) {
+  button.addEventListener("click", () => { showQueue(button.dataset.queue); load({}, "first"); });
 }
 $("undo").addEventListener("click", undo);
 $("keys").addEventListener("click", () => $("help").showModal());
@@ -495,7 +537,10 @@ async function begin() {
   $("about").textContent = `${run.about} · ${number(run.progress.n)} examples · ${number(run.classes.length)} classes`;
   document.title = `Review ${run.name}`;
   run.classes.forEach((name, label) => form.elements.label.add(new Option(name, label)));
-  for (const flag of run.flags) form.elements.flag.add(new Option(flag, flag));
+  $("queues").hidden = !run.outside;
+  $("queue-labels").textContent = `Labels ${number(run.progress.n - run.outside)}`;
+  $("queue-outside").textContent = `Outside their set ${number(run.outside)}`;
+  for (const flag of run.flags) if (flag !== "outside") form.elements.flag.add(new Option(flag, flag));
   $("notes").hidden = !run.notes.length;
   $("notes").replaceChildren(...run.notes.map((note) => make("div", "", note)));
   showProgress(run.progress);

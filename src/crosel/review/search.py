@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from crosel.runs.decisions import CODES, Decisions
 from crosel.runs.labels import FLAGS
-from crosel.runs.result import Result
+from crosel.runs.result import Result, review_order
 
 State = Literal["all", "undecided", "decided", "changed", "skipped"]
-Sort = Literal["least", "most", "row"]  # by rising or falling confidence, or in the order of the data
+Queue = Literal["all", "labels", "outside"]  # `outside`: the flag of that name; `labels`: all others
+Sort = Literal["least", "most", "row"]  # by how sure labels are within their sets, or in the order of the data
 STATES: tuple[State, ...] = get_args(State)
 CACHED_FILTERS = 32  # turning pages uses the same filter again
 
@@ -25,6 +26,7 @@ CACHED_FILTERS = 32  # turning pages uses the same filter again
 class Query:
     """A filter, an order, and where to continue: after or before a row, which need not match the filter."""
 
+    queue: Queue = "all"
     label: int | None = None
     within: str = "label"  # or "candidates": where to look for `label`
     flag: str | None = None  # None: any; "": none
@@ -36,6 +38,10 @@ class Query:
     after: int | None = None
     before: int | None = None
     limit: int = 60
+
+    @property
+    def order(self) -> str:
+        return "outside" if (self.queue, self.sort) == ("outside", "least") else self.sort
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,10 @@ class Search:
 
     def __init__(self, ids: Sequence[str], result: Result) -> None:
         self._result = result
-        confidence = result.confidence
-        self._orders = {
-            "least": np.argsort(confidence, kind="stable"), "most": np.argsort(-confidence, kind="stable"),
-            "row": np.arange(len(ids)),
-        }  # fmt: skip
+        least = review_order(result.within_set, result.examples.candidates)
+        self._orders = {"least": least, "most": least[::-1], "row": np.arange(len(ids)), "outside": least}
+        if (p := result.probabilities) is not None:  # of sets that miss the truth, answers say more than labels
+            self._orders["outside"] = np.argsort(-p.max(axis=1), kind="stable")
         self._ranks = {name: np.argsort(order) for name, order in self._orders.items()}
         # All ids in one string: searching it once is much faster than searching each id.
         folded = [f"{name.casefold()}\0" for name in ids]
@@ -68,18 +73,18 @@ class Search:
         """One page. It continues from a row, not from an offset, so that new decisions shift nothing."""
         asked = replace(query, after=None, before=None, limit=0)
         places = self._places(asked, decisions, 0 if query.state == "all" else decisions.version)
-        ranks, start, end = self._ranks[query.sort], 0, query.limit
+        ranks, start, end = self._ranks[query.order], 0, query.limit
         if query.after is not None:
             start = int(np.searchsorted(places, ranks[query.after], side="right"))
             end = start + query.limit
         elif query.before is not None:
             end = int(np.searchsorted(places, ranks[query.before]))
             start = max(0, end - query.limit)
-        return Answer(len(places), start, self._orders[query.sort][places[start:end]])
+        return Answer(len(places), start, self._orders[query.order][places[start:end]])
 
     def _find_places(self, query: Query, decisions: Decisions, version: int) -> NDArray[np.int64]:
         """Positions of the matching examples in the order. `version` of the decisions is part of the cache key."""
-        return np.flatnonzero(self._matching(query, decisions)[self._orders[query.sort]])
+        return np.flatnonzero(self._matching(query, decisions)[self._orders[query.order]])
 
     def _matching(self, query: Query, decisions: Decisions) -> NDArray[np.bool_]:
         result = self._result
@@ -91,6 +96,8 @@ class Search:
         if query.label is not None:
             given = query.within == "label"
             mask &= result.labels == query.label if given else result.examples.candidates[:, query.label]
+        if query.queue != "all":
+            mask &= (result.flags == FLAGS.index("outside")) == (query.queue == "outside")
         if query.flag is not None:
             mask &= result.flags == FLAGS.index(query.flag)
         kinds = decisions.kinds

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.data import Dataset
-from crosel.data.candidates import parse_rule
+from crosel.data.candidates import parse_rule, row_chunks
 from crosel.errors import UserError
 from crosel.methods.bank import agreed_labels, label_is_candidate
 from crosel.methods.base import TrainingLabels
@@ -241,9 +242,16 @@ class Result:
         """What is no warning, but worth knowing."""
         return [self.error.line()] if self.error is not None and not self.error.is_serious else []
 
-    def least_confident_first(self) -> Result:
+    @cached_property
+    def within_set(self) -> NDArray[np.float32]:
+        """How sure each label is among its candidates: [n]. Calibrated confidence is that already."""
+        if self.error is not None or self.probabilities is None:
+            return self.confidence.round(6)  # as labels.csv has it
+        return label_shares(self.probabilities, self.examples.candidates, self.labels)
+
+    def doubtful_first(self) -> Result:
         """The same examples, ordered as the review page shows them."""
-        rows = np.argsort(self.confidence, kind="stable")
+        rows = review_order(self.within_set, self.examples.candidates)
         return replace(
             self, examples=self.examples.take(rows), labels=self.labels[rows], confidence=self.confidence[rows],
             flags=self.flags[rows], selected=_rows(self.selected, rows), probabilities=_rows(self.probabilities, rows),
@@ -289,6 +297,29 @@ class Result:
             error=_load_error(folder / "label_error.json"),
             **_load_predictions(folder / "predictions.npz", *examples.candidates.shape),
         )
+
+
+def label_shares(
+    probabilities: NDArray[np.floating], candidates: NDArray[np.bool_], labels: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """The label's probability as a share of that of its candidates together: [n].
+
+    Among all classes, sets with few candidates look surer than they are, and one candidate looks doubtful where the
+    networks do not like it.
+    """
+    out = np.empty(len(labels), np.float32)
+    for rows in row_chunks(*candidates.shape):
+        # As predictions.npz has them, so that a run read back has the same order.
+        p = probabilities[rows].astype(np.float16).astype(np.float32)
+        sets = candidates[rows]
+        total, own = np.where(sets, p, 0).sum(axis=1), p[np.arange(len(p)), labels[rows]]
+        out[rows] = np.where(total > 0, own / np.maximum(total, 1e-30), 1 / sets.sum(axis=1))
+    return out
+
+
+def review_order(within_set: NDArray[np.float32], candidates: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Rows in the order in which labels are worth a look: the least sure of their set first, sets of one last."""
+    return np.lexsort((within_set, candidates.sum(axis=1) == 1))
 
 
 def _training_labels(session: Session, outside_gamma: float | None, judged: bool) -> TrainingLabels | None:
