@@ -29,6 +29,7 @@ from crosel.report.charts import Series, epoch_ticks, line_figure, number, ticks
 from crosel.report.html import png, thumbnail
 from crosel.runs.environment import hardware
 from crosel.runs.folder import RunFolder
+from crosel.runs.labels import read_labels
 from crosel.runs.pipeline import train_run
 from crosel.training.build import resolve
 from crosel.training.devices import pick_device
@@ -140,7 +141,7 @@ def test_a_run_with_true_labels(tiny_run: TinyRun, tmp_path: Path) -> None:
     for text in (
         "96 examples", "Test accuracy", "S-ratio", "S-acc", "Covering rate", "Training time", "mean set size",
         "sets of one", "full sets", "Sizes of the candidate sets", "Flags", "Selected in the last epoch",
-        "Calibration", "Training labels:", "Test predictions:", "Never selected", "Most confident",
+        "Calibration", "Training labels:", "Test predictions:", "Doubtful", "Most confident",
         "small-cnn", "end of warm-up", "training labels, error", "test set, error", "Every set contains the true label",
     ):  # fmt: skip
         assert text in page.words, text
@@ -163,6 +164,15 @@ def test_the_run_folder_has_one_and_the_command_writes_one(
     Page((tiny_run.path / "report.html").read_text(encoding="utf-8")).check()
     assert crosel_cli("report", tiny_run.path, "--out", tmp_path / "r.html").code == 0
     Page((tmp_path / "r.html").read_text(encoding="utf-8")).check()
+    run = shutil.copytree(tiny_run.path, tmp_path / "run")
+    (run / "report.html").unlink()
+    assert crosel_cli("report", run).code == 0  # where a run has its own
+    page = Page((run / "report.html").read_text(encoding="utf-8")).check()
+    flags = [row.flag for row in read_labels(run / "labels.csv") if row.flag]
+    assert f"{len(flags)} labels to check, start here ({flags.count('outside')} outside, " in page.words
+    assert ("a", {"href": "#examples"}) in page.tags
+    refused = crosel_cli("report", run, tiny_run.path)
+    assert (refused.code, "--out" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("method", sorted(methods()))

@@ -143,7 +143,8 @@ def test_networks_of_other_data_or_an_earlier_version(tiny_run: TinyRun, tmp_pat
     np.savez(tmp_path / "old.npz", labels=np.zeros((2, 5), int), confidence=np.zeros((2, 5)), mask=np.eye(2, 5) > 0)
     old = NetworkLabels.load(tmp_path / "old.npz", 5, 10)
     assert old is not None
-    assert old.never_selected.tolist() == [False, False, True, True, True]
+    assert old.selected.any(axis=0).tolist() == [True, True, False, False, False]
+    assert old.epochs_selected is None
 
 
 def test_in_another_order_all_of_it_goes_along(tiny_run: TinyRun) -> None:

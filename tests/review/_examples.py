@@ -57,8 +57,8 @@ def slow_find(cards: Cards, query: Query, decisions: Decisions) -> tuple[int, in
         confidence = cards.result.confidence[i]
         queue = "outside" if FLAGS[cards.result.flags[i]] == "outside" else "labels"
         return (
-            query.queue in ("all", queue) and
-            np.float32(query.low) <= confidence <= np.float32(query.high)
+            query.queue in ("all", queue)
+            and np.float32(query.low) <= confidence <= np.float32(query.high)
             and (query.flag is None or FLAGS[cards.result.flags[i]] == query.flag)
             and query.text.lower() in cards.ids[i].lower()
             and states[query.state]

@@ -90,7 +90,16 @@ def test_filters_agree_with_the_slow_way(query: Query, backwards: bool) -> None:
 def test_filters_over_http(client: TestClient) -> None:
     cards = cards_of(client)
     decisions = client.app.state.log.decisions  # type: ignore[attr-defined]
-    asked = {"queue": "labels", "label": 3, "within": "candidates", "flag": "none", "low": 0.1, "high": 0.9, "text": "img", "sort": "most"}
+    asked = {
+        "queue": "labels",
+        "label": 3,
+        "within": "candidates",
+        "flag": "none",
+        "low": 0.1,
+        "high": 0.9,
+        "text": "img",
+        "sort": "most",
+    }
     answer = client.get("/api/examples", params=asked).json()
     query = Query("labels", 3, "candidates", "", 0.1, 0.9, "img", "all", "most")
     total, start, rows = slow_find(cards, query, decisions)

@@ -180,7 +180,9 @@ def test_a_picture_keeps_its_shape_and_is_large_on_a_key(browser: Any, tmp_path:
         page = visit.page
         page.set_viewport_size({"width": 390, "height": 664})
         page.wait_for_function("() => document.images[0].complete && document.images[0].naturalWidth === 128")
-        card = page.evaluate("(({ top, bottom }) => ({ top, bottom }))(document.querySelector('article').getBoundingClientRect())")
+        card = page.evaluate(
+            "(({ top, bottom }) => ({ top, bottom }))(document.querySelector('article').getBoundingClientRect())"
+        )
         assert 0 <= card["top"] < card["bottom"] <= 664
         shape = page.evaluate("(({ width, height }) => width / height)(document.images[0].getBoundingClientRect())")
         assert shape == pytest.approx(3, rel=0.05)

@@ -36,7 +36,7 @@ def labels(
     ] = False,
     doubtful_first: Annotated[
         bool,
-        typer.Option("--doubtful-first", help="labels that are least sure of their set first, instead of the order of the data"),
+        typer.Option("--doubtful-first", help="the most doubtful labels first, instead of the order of the data"),
     ] = False,
     from_name: Annotated[str, typer.Option(metavar="NAME", help="Label Studio: name of the choices tag")] = "label",
     to_name: Annotated[

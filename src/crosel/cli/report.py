@@ -12,7 +12,9 @@ from crosel.errors import UserError
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders; several are compared")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="html file to write")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="html file to write  [default: report.html in the run folder]")
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG")
     ] = None,
@@ -22,6 +24,10 @@ def report(
     from crosel.runs.folder import RunFolder
     from crosel.utils.files import new_folder, refuse_overwrite
 
+    if out is None:
+        if len(runs) > 1:
+            raise UserError("several runs are compared in one file; say which: --out FILE.html")
+        out = runs[0] / "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: the report is an .html file; use this ending")
     refuse_overwrite(out)

@@ -274,7 +274,8 @@ class ImageFiles:
 
         def thumbnail(image: Any) -> NDArray[np.uint8]:
             image.thumbnail((side, side))
-            return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+            pixels: NDArray[np.uint8] = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+            return pixels
 
         path = self.paths[row]
         try:

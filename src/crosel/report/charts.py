@@ -279,11 +279,19 @@ def dot_figure(
 # --- confusion ----------------------------------------------------------------------------------------------------
 
 
+def matrix_names(classes: Sequence[str], room: int) -> tuple[list[str], list[str]]:
+    """Names for the columns and rows of a matrix; where a column has no room for all of one, numbers stand for them."""
+    if max(map(len, classes)) <= room:
+        return list(classes), list(classes)
+    return [f"{j}." for j in range(1, len(classes) + 1)], [f"{j}. {name}" for j, name in enumerate(classes, 1)]
+
+
 def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
     """For files; the page has a table instead, which can be read aloud and copied."""
     k, numbers = len(classes), len(classes) <= 15
-    longest = min(max(map(len, classes)), 14) if k <= 40 else 0
     cell = max(5.0, min(34.0, 560 / k))
+    columns, rows = matrix_names(classes, int(cell // 7))
+    longest = min(max(map(len, rows)), 16) if k <= 40 else 0
     left, top = 24 + 7 * longest, 26.0
     drawing = Drawing(left + cell * k + RIGHT, top + cell * k + 30)
     totals = np.maximum(counts.sum(axis=1), 1)
@@ -296,9 +304,9 @@ def matrix_figure(name: str, title: str, counts: NDArray[np.int64], classes: Seq
             drawing.add(
                 svg.text(left + cell * (j + 0.5), top + cell * (i + 0.5), str(counts[i, j]), "middle", "text", 11)
             )
-    for i, text in enumerate(classes if longest else ()):
-        drawing.add(svg.text(left - 6, top + cell * (i + 0.5), text[:14], "end", "text", min(12.0, cell + 2)))
-        drawing.add(svg.text(left + cell * (i + 0.5), top - 10, text[: int(cell // 7)], "middle", "text", 11))
+    for i, (column, row) in enumerate(zip(columns, rows, strict=True) if longest else ()):
+        drawing.add(svg.text(left - 6, top + cell * (i + 0.5), row[:longest], "end", "text", min(12.0, cell + 2)))
+        drawing.add(svg.text(left + cell * (i + 0.5), top - 10, column, "middle", "text", 11))
     drawing.add(
         svg.text(left + cell * k / 2, drawing.height - 10, "label given (columns), true label (rows)", "middle")
     )

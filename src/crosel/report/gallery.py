@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crosel.report.html import bar, table_head, thumbnail
 from crosel.runs.labels import FLAGS
-from crosel.runs.result import Result
+from crosel.runs.result import Result, review_order
 from crosel.utils.text import counted
 
 EXAMPLES = 12
@@ -29,23 +29,18 @@ class Group(NamedTuple):
 
 def groups(result: Result) -> list[Group]:
     """The rows of each gallery, the most informative gallery first; empty ones are left out."""
-    # As labels.csv has them, so that a report of the same run written later shows the same examples.
-    rising = np.argsort(result.confidence.round(6), kind="stable")
+    rising = review_order(result.within_set, result.examples.candidates)
     flag = result.flags[rising]
     outside, disputed = (rising[flag == FLAGS.index(name)] for name in ("outside", "disputed"))
+    # As labels.csv has them, so that a report of the same run written later shows the same examples.
+    falling = np.argsort(-result.confidence.round(6), kind="stable")
+    surest = _round_robin(falling, result.labels[falling])
     found = [
+        Group("Doubtful", rising, "the labels to check first: least sure within their sets"),
         Group("Outside", outside, "all networks are sure of a label that is not in the set"),
         Group("Disputed", disputed, "the networks predict different labels"),
+        Group("Most confident", surest, "the most confident examples, from each class in turn"),
     ]
-    networks = result.networks
-    if networks is not None:
-        never = rising[networks.never_selected[rising]]
-        when = "in the whole run" if networks.epochs_selected is not None else "in the last epoch"
-        found.append(Group("Never selected", never, f"no network selected these {when}; the least confident first"))
-    else:
-        found.append(Group("Least confident", rising, "the labels to check first"))
-    surest = _round_robin(rising[::-1], result.labels[rising[::-1]])
-    found.append(Group("Most confident", surest, "the most confident examples, from each class in turn"))
     return [group for group in found if len(group.rows)]
 
 

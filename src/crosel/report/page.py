@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -17,8 +18,9 @@ from crosel.report.gallery import galleries
 from crosel.report.html import pct, section
 from crosel.report.run import Run
 from crosel.report.svg import Figure
+from crosel.runs.labels import FLAGS
 from crosel.runs.result import Result
-from crosel.utils.text import duration
+from crosel.utils.text import counted, duration
 
 # metric, name in figures and tables, what it means
 RESULTS = (
@@ -85,7 +87,7 @@ def run_page(run: Run, x: NDArray[Any] | None, ids: count[int]) -> str:
         body += _sets_section(run, ids)
     body += section("Settings", facts(run), "", "settings")
     title = f"{escape(run.method_title)} on {escape(run.source_name)}"
-    return page(title, subtitle, notice(run) + _tiles(run) + contents(body, SECTIONS) + body, [run])
+    return page(title, subtitle, notice(run) + _to_check(run) + _tiles(run) + contents(body, SECTIONS) + body, [run])
 
 
 def labels_sections(run: Run, result: Result, x: NDArray[Any] | None, ids: count[int]) -> str:
@@ -129,6 +131,19 @@ def notice(run: Run, name: str = "This run") -> str:
     state = "no epoch is finished yet" if not done else f"epoch {done} of {epochs} is done"
     what = state if done < epochs else "the labels are not written yet"
     return f'<p class="notice" role="status">{escape(name)} is not finished: {what}.</p>\n'
+
+
+def _to_check(run: Run) -> str:
+    """Where to start: how many labels have a reason to be checked, and what to do about them."""
+    if run.result is None:
+        return ""
+    flags = Counter(filter(None, run.result.flag_names()))
+    kinds = ", ".join(f"{flags[flag]:,} {flag}" for flag in FLAGS if flags[flag])
+    what = f" ({kinds})" if kinds else ""
+    return (
+        f'<p class="start"><a href="#examples">{counted(sum(flags.values()), "label")} to check, start here</a>{what}; '
+        f"to correct them: <code>crosel review {escape(str(run.path))}</code></p>\n"
+    )
 
 
 def _tiles(run: Run) -> str:

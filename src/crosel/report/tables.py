@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.report.charts import matrix_names
 from crosel.report.html import bar_table, pct, stack, table
 from crosel.report.run import Run
 from crosel.runs.labels import FLAGS
@@ -16,6 +17,7 @@ from crosel.runs.result import Result
 SHOWN_CLASSES = 100
 SHOWN_MEMBERS = 12
 SHOWN_CONFUSIONS = 20
+COLUMN_ROOM = 3  # characters over a column of a confusion matrix, on a phone
 CONFUSION_CLASSES = 15  # larger matrices are illegible; the most common confusions are listed instead
 
 
@@ -110,8 +112,9 @@ def confusion(run: Run) -> str:
 
 def _confusion_matrix(run: Run, title: str, counts: NDArray[np.int64]) -> str:
     totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    columns, names = matrix_names(run.classes, COLUMN_ROOM)
     rows = []
-    for i, name in enumerate(run.classes):
+    for i, name in enumerate(names):
         cells = [
             f'<span class="{"hit" if i == j else "miss"}" style="--p:{100 * counts[i, j] / totals[i, 0]:.0f}%">'
             f"{counts[i, j]}</span>"
@@ -122,7 +125,7 @@ def _confusion_matrix(run: Run, title: str, counts: NDArray[np.int64]) -> str:
         rows.append([escape(name), *cells])
     wrong = int(counts.sum() - np.trace(counts))
     caption = f"{title}: {wrong:,} of {int(counts.sum()):,} wrong"
-    return table(caption, ["true \\ given", *map(escape, run.classes)], rows, "confusion")
+    return table(caption, ["true \\ given", *map(escape, columns)], rows, "confusion")
 
 
 def _most_common(run: Run, title: str, counts: NDArray[np.int64]) -> str:

@@ -154,8 +154,8 @@ def search_routes(review: Review) -> APIRouter:
         present, outside = {FLAGS[code] for code in set(flags)}, flags.count(FLAGS.index("outside"))
         return _json({
             "name": cards.name, "about": cards.about, "classes": cards.classes, "images": cards.has_images,
-            "flags": [flag for flag in FLAGS if flag and flag in present], "outside": outside, "version": cards.examples.fingerprint,
-            "states": STATES, "notes": [*cards.notes, *review.log.skipped_lines.warnings()],
+            "flags": [flag for flag in FLAGS if flag and flag in present], "outside": outside,
+            "version": cards.examples.fingerprint, "states": STATES, "notes": [*cards.notes, *review.log.skipped_lines.warnings()],
             "progress": review.progress(), "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
         })  # fmt: skip
 

@@ -63,7 +63,7 @@ class Cards:
         confidence, within = result.confidence[rows].tolist(), result.within_set[rows].tolist()
         p = None if result.probabilities is None else result.probabilities[rows]
         chances = [None] * len(rows) if p is None else p.tolist()
-        tops = [None] * len(rows) if p is None else p.argmax(axis=1).tolist()
+        tops = [-1] * len(rows) if p is None else p.argmax(axis=1).tolist()
         networks = None if result.networks is None else network_cards(result.networks, rows)
         first, column = np.nonzero(sets)  # all sets as one list, split at `ends`
         inside_all, ends = column.tolist(), np.searchsorted(first, np.arange(len(rows) + 1)).tolist()
@@ -79,13 +79,14 @@ class Cards:
             sure = round(confidence[i], 4)
             given = [sure if j == label else None for j in shown] if own is None else [round(own[j], 4) for j in shown]
             card: dict[str, Any] = {
-                "row": row, "id": self.ids[row], "label": label, "confidence": sure, "within": round(within[i], 4), "flag": FLAGS[result.flags[row]],
+                "row": row, "id": self.ids[row], "label": label, "confidence": sure,
+                "within": round(within[i], 4), "flag": FLAGS[result.flags[row]],
                 "selected": self._selected[row], "more": len(inside) - len(shown),
                 "candidates": [{"label": j, "key": key, "p": c} for j, key, c in zip(shown, keys, given, strict=True)],
             }  # fmt: skip
-            if own is not None and tops[i] not in inside:
-                key = OUTSIDE_KEY if self.fixed_keys is None else self.fixed_keys[tops[i]]
-                card["outside"] = {"label": tops[i], "key": key, "p": round(own[tops[i]], 4)}
+            if own is not None and (top := tops[i]) not in inside:
+                key = OUTSIDE_KEY if self.fixed_keys is None else self.fixed_keys[top]
+                card["outside"] = {"label": top, "key": key, "p": round(own[top], 4)}
             if networks is not None:
                 card["networks"] = networks[i]
             if self.x is not None and self.x.ndim == 1:

@@ -73,7 +73,7 @@ def _inputs_or_note(config: RunConfig, examples: TrainingSet, notes: list[str]) 
 
 
 def _own_files(config: RunConfig, examples: TrainingSet) -> ImageFiles | None:
-    """The files of a run on images, where ids are their paths: in their own size and shape, not as networks see them."""
+    """The files of a run on images, where ids are their paths: people see them in their own size and shape."""
     source = Path(locate(config.source, config.data_folder))
     if len(examples.shape) != 3 or examples.given_ids is None or not ends_as_image(examples.given_ids[0]):
         return None

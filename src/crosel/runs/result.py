@@ -138,12 +138,6 @@ class NetworkLabels:
         )  # fmt: skip
         return cls(*(None if tensor is None else tensor.cpu().numpy() for tensor in tensors))  # type: ignore[arg-type]
 
-    @property
-    def never_selected(self) -> NDArray[np.bool_]:
-        """Examples that no network ever selected (in the last epoch, where no more is known)."""
-        ever = self.selected if self.epochs_selected is None else self.epochs_selected > 0
-        return np.asarray(~ever.any(axis=0))
-
     def take(self, rows: NDArray[np.int64]) -> NetworkLabels:
         return NetworkLabels(*(None if a is None else a[..., rows] for a in vars(self).values()))  # type: ignore[arg-type]
 
@@ -246,7 +240,7 @@ class Result:
     def within_set(self) -> NDArray[np.float32]:
         """How sure each label is among its candidates: [n]. Calibrated confidence is that already."""
         if self.error is not None or self.probabilities is None:
-            return self.confidence.round(6)  # as labels.csv has it
+            return np.round(self.confidence, 6)  # as labels.csv has it
         return label_shares(self.probabilities, self.examples.candidates, self.labels)
 
     def doubtful_first(self) -> Result:
