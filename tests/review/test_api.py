@@ -69,7 +69,8 @@ def cards_of(client: TestClient) -> Cards:
 
 shares = st.integers(0, 20).map(lambda i: i / 20)
 queries = st.builds(
-    Query, st.sampled_from(get_args(Queue)), st.none() | st.integers(0, 11), st.sampled_from(["label", "candidates"]), st.none() | st.sampled_from(FLAGS),
+    Query, st.sampled_from(get_args(Queue)), st.none() | st.integers(0, 11),
+    st.sampled_from(["label", "candidates"]), st.none() | st.sampled_from(FLAGS),
     st.just(0.0) | shares, st.just(1.0) | shares, st.sampled_from(["", "1", "IMG/0", "07", "nowhere"]),
     st.sampled_from(STATES), st.sampled_from(get_args(Sort)), st.none() | st.integers(0, 149), st.none(),
     st.integers(1, 60),
@@ -125,8 +126,8 @@ def test_pages_lead_through_all_examples_while_they_are_decided(client: TestClie
 @pytest.mark.parametrize(
     "bad",
     [
-        "label=99", "label=-1", "label=x", "within=x", "flag=x", "low=2", "low=nan", "high=-1", "state=x", "sort=x", "queue=x",
-        "limit=0", "limit=61", "after=-1", "after=x", "text=" + "a" * 201, "after=99999999999",
+        "label=99", "label=-1", "label=x", "within=x", "flag=x", "low=2", "low=nan", "high=-1", "state=x", "sort=x",
+        "queue=x", "limit=0", "limit=61", "after=-1", "after=x", "text=" + "a" * 201, "after=99999999999",
     ],
 )  # fmt: skip
 def test_bad_filters_are_refused(client: TestClient, bad: str) -> None:

@@ -155,7 +155,8 @@ def search_routes(review: Review) -> APIRouter:
         return _json({
             "name": cards.name, "about": cards.about, "classes": cards.classes, "images": cards.has_images,
             "flags": [flag for flag in FLAGS if flag and flag in present], "outside": outside,
-            "version": cards.examples.fingerprint, "states": STATES, "notes": [*cards.notes, *review.log.skipped_lines.warnings()],
+            "version": cards.examples.fingerprint, "states": STATES,
+            "notes": [*cards.notes, *review.log.skipped_lines.warnings()],
             "progress": review.progress(), "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
         })  # fmt: skip
 
