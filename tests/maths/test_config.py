@@ -274,16 +274,16 @@ def test_the_same_method_keeps_what_was_said(file):
 # --- presets ------------------------------------------------------------------------------------------------------
 
 
+LEFT = ("augment.cutout_fill", "train.bf16")
+
+
 @pytest.mark.parametrize(
     ("settings", "left"),
     [
-        ([], {"augment.cutout_fill", "augment.flip", "network.name", "train.folds", "train.lr", "train.weight_decay"}),
-        (
-            ["augment.flip=true", "train.lr=1", "train.folds=3"],
-            {"augment.cutout_fill", "network.name", "train.weight_decay"},
-        ),
-        (["network.name=mlp"], {"augment.cutout_fill", "augment.flip", "train.folds"}),
-        (["augment.flip=true", "network.name=mlp", "augment.cutout_fill=5", "train.folds=0"], set()),
+        ([], {*LEFT, "augment.flip", "network.name", "train.folds", "train.lr", "train.weight_decay"}),
+        (["augment.flip=true", "train.lr=1", "train.folds=3"], {*LEFT, "network.name", "train.weight_decay"}),
+        (["network.name=mlp"], {*LEFT, "augment.flip", "train.folds"}),
+        (["augment.flip=true", "network.name=mlp", "augment.cutout_fill=5", "train.folds=0", "train.bf16=true"], set()),
     ],
 )
 def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
@@ -580,7 +580,7 @@ def test_an_unknown_setting_of_a_method_is_answered_with_its_own():
         ("train.lr=nan", "setting 'train.lr': input should be "),
         ("train.epochs=many", "setting 'train.epochs': input should be a whole number (given: 'many')"),
         ("train.lr=fast", "setting 'train.lr': input should be a number (given: 'fast')"),
-        ("train.bf16=some", "setting 'train.bf16': input should be true or false (given: 'some')"),
+        ("train.bf16=some", "setting 'train.bf16': input should be 'auto', True or False (given: 'some')"),
         ("train.momentum=1", "setting 'train.momentum': input should be less than 1 (given: 1)"),
         ("train.milestones=[0.9, 0.2]", "setting 'train.milestones': give rising numbers between 0 and 1"),
         ("train.milestones=[0.5, 1.0]", "setting 'train.milestones': give rising numbers between 0 and 1"),

@@ -18,6 +18,7 @@ LR, DECAY, STEPS = 0.1, 0.01, 5
 KINDS = {
     "sgd": ["momentum.weight"],
     "adam": ["steps.weight", "momentum.weight", "squares.weight"],
+    "adamw": ["steps.weight", "momentum.weight", "squares.weight"],
 }
 
 
@@ -53,10 +54,11 @@ def by_hand_sgd(beta: float, nesterov: bool) -> np.ndarray:
     return w
 
 
-def by_hand_adam(beta: float) -> np.ndarray:
+def by_hand_adam(beta: float, decoupled: bool) -> np.ndarray:
     w, m, v = layer().weight.detach().numpy().copy(), np.zeros((2, 3)), np.zeros((2, 3))
     for t, gradient in enumerate(gradients(), 1):
-        g = gradient + DECAY * w
+        g = gradient + (0 if decoupled else DECAY * w)
+        w = w * (1 - LR * DECAY) if decoupled else w
         m = beta * m + (1 - beta) * g
         v = 0.999 * v + 0.001 * g * g
         w = w - LR * (m / (1 - beta**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
@@ -64,15 +66,15 @@ def by_hand_adam(beta: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam", "adamw"])
 def test_steps_are_those_of_the_rule(kind: str, beta: float) -> None:
     if kind == "nesterov" and beta == 0:
         with pytest.raises(ValueError, match="nesterov needs a momentum"):
             TrainSettings(nesterov=True, momentum=0)
         return
-    name, nesterov = ("adam", False) if kind == "adam" else ("sgd", kind == "nesterov")
+    name, nesterov = (kind, False) if kind in KINDS else ("sgd", True)
     settings = TrainSettings(optimiser=name, lr=LR, momentum=beta, nesterov=nesterov, weight_decay=DECAY)  # type: ignore[arg-type]
-    expected = by_hand_adam(beta) if kind == "adam" else by_hand_sgd(beta, nesterov)
+    expected = by_hand_adam(beta, kind == "adamw") if "adam" in kind else by_hand_sgd(beta, nesterov)
     ours = stepped(settings, gradients())[0].weight.detach().numpy()
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
 

@@ -22,7 +22,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from crosel.config import HEAD_SETTINGS, RunConfig, check_config
+from crosel.config import RunConfig, check_config, with_backbone_defaults
 from crosel.data.dataset import as_inputs, make_dataset
 from crosel.data.embeddings import Encoder
 from crosel.errors import UserError
@@ -51,7 +51,6 @@ from crosel.estimator.model import (
     write_model,
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
-from crosel.nn.backbones import is_backbone
 from crosel.nn.networks import UserFactory
 from crosel.runs.folds import out_of_sample
 from crosel.runs.label_error import LabelError
@@ -172,7 +171,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         factory = None if isinstance(self.network, str) else self.network
         if encoder is not None:
             data = replace(data, embedded_by=(encoder.name, encoder.digest))
-        config = resolve(config, data)
+        config = resolve(config, data, device)
         with advise_while_building(device, config.train.data_on):
             network = user_network(factory, len(classes), data.shape)
             # Whoever names code in a Python program could as well have called it.
@@ -234,8 +233,6 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
         if self.lr is not None:
             train_values["lr"] = self.lr
-        if isinstance(self.network, str) and is_backbone(self.network):
-            train_values = {**HEAD_SETTINGS, **train_values}
         if self.folds is not None:
             train_values["folds"] = self.folds
         network = check_settings("network_settings", self.network_settings)
@@ -249,7 +246,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             "augment": check_settings("augment_settings", self.augment_settings),
             "network": {**network, "name": self.network if isinstance(self.network, str) else OWN_NETWORK},
         }  # fmt: skip
-        return check_config(to_python(tree), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=7))
+        return check_config(
+            with_backbone_defaults(to_python(tree)), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=7)
+        )
 
     def _method_values(self) -> dict[str, Any]:
         values = check_settings("method_settings", self.method_settings)

@@ -99,7 +99,7 @@ class FittedModel:
         config = check_config(self.config, removed="ignore")
         # Whoever wrote this program also named the code; `load` refuses a file that names any.
         network = user_network(self.network, self.classes, self.shape)
-        return build_session(config, data, device, network, trust_code=True)
+        return build_session(config, data, device, network, trust_code=True, pretrained=False)
 
     def _load(self, session: Session) -> None:
         self._fill(session)
@@ -113,7 +113,8 @@ class FittedModel:
 
     @property
     def on_backbone(self) -> bool:
-        return is_backbone(self.config["network"]["name"])
+        network = self.config["network"]
+        return is_backbone(network["name"]) and network.get("freeze", True) is True
 
     def encoder(self, device: str) -> Encoder:
         """The pretrained backbone that the classifier was trained on, with the same weights."""

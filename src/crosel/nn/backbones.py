@@ -1,8 +1,9 @@
 """Pretrained backbones by name: `timm/NAME` for images, `text/NAME` for texts. They turn examples into rows of numbers.
 
-A backbone stays as it was trained: each example passes through it once (`crosel.data.embeddings`), and a head is
-trained on what comes out. Size, crop, mean and deviation are the backbone's own. No code of a user's runs: weights come
-from timm or sentence-transformers, or from a file with tensors alone (`network.weights`).
+A frozen backbone stays as it was trained: each example passes through it once (`crosel.data.embeddings`), and a head
+is trained on what comes out. Size, crop, mean and deviation are the backbone's own. Fine-tuned, it is a network like
+others (`crosel.nn.networks.FineTuned`). No code of a user's runs: weights come from timm or sentence-transformers, or
+from a file with tensors alone (`network.weights`).
 """
 
 from __future__ import annotations
@@ -53,10 +54,7 @@ class ImageBackbone:
     def __init__(self, name: str, model: nn.Module, settings: Mapping[str, Any], device: torch.device) -> None:
         self.name, self.device = name, device
         self.model = model.eval().to(device).requires_grad_(False)
-        channels, height, width = settings["input_size"]
-        if height != width or channels != 3:
-            raise UserError(f"network '{name}' takes images of {channels} x {height} x {width}; choose one for squares")
-        self.size = int(height)
+        self.size = int(settings["input_size"][1])
         self.resized = math.floor(self.size / float(settings["crop_pct"]))
         self.resampling = Image.Resampling[str(settings["interpolation"]).upper()]
         self._mean, self._std = (torch.tensor(settings[key], device=device).view(1, 3, 1, 1) for key in ("mean", "std"))
@@ -123,6 +121,15 @@ def digest_of(tensors: Mapping[str, Tensor], recipe: str) -> str:
     return digest.hexdigest()[:32]
 
 
+def check_digest(wanted: str | None, digest: str, name: str) -> None:
+    """Refuse weights that are not those of a run (`wanted`), whatever they are called."""
+    if wanted not in (None, digest):
+        raise UserError(
+            f"network '{name}' has other weights than those that the run was trained with; name the file with them: "
+            "--set network.weights=FILE"
+        )
+
+
 # --- opening ------------------------------------------------------------------------------------------------------
 
 
@@ -132,10 +139,10 @@ def open_backbone(name: str, weights: str | None = None, device: torch.device | 
     kind, _, short = name.partition("/")
     if not is_backbone(name):
         raise UserError(f"network '{name}' is no pretrained backbone; write timm/NAME or text/NAME")
-    library = _library(name, kind)
     if kind == "timm":
-        return _open_timm(library, name, short, weights, device)
-    return _open_text(library, name, short, weights, device)
+        settings = picture_settings(name)
+        return ImageBackbone(name, image_model(name, weights), settings, device)
+    return _open_text(_library(name, kind), name, short, weights, device)
 
 
 def installed(kind: str) -> bool:
@@ -161,18 +168,35 @@ def _library(name: str, kind: str) -> Any:
         ) from None
 
 
-def _open_timm(timm: Any, name: str, short: str, weights: str | None, device: torch.device) -> ImageBackbone:
+def picture_settings(name: str) -> Mapping[str, Any]:
+    """How a backbone wants its pictures: input_size, mean, std, crop_pct, interpolation. Nothing is downloaded."""
+    timm, short = _library(name, "timm"), name.partition("/")[2]
     plain = short.partition(".")[0]
-    if plain not in timm.list_models():
+    try:
+        found = timm.get_pretrained_cfg(short) if plain in timm.list_models() else None
+    except RuntimeError:  # no such tag
+        found = None
+    if found is None:
         near = did_you_mean(short, timm.list_models(pretrained=True)) or did_you_mean(plain, timm.list_models())
         raise UserError(f"unknown backbone '{name}'{near}; crosel info names a few good ones")
+    settings: Mapping[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=found.to_dict())
+    channels, height, width = settings["input_size"]
+    if height != width or channels != 3:
+        raise UserError(f"network '{name}' takes images of {channels} x {height} x {width}; choose one for squares")
+    return settings
+
+
+def image_model(name: str, weights: str | None = None, pretrained: bool = True) -> nn.Module:
+    """A timm model without its classifier, with its pretrained weights or those of a file; or with any weights, for
+    those of a run."""
+    timm, short = _library(name, "timm"), name.partition("/")[2]
     try:
-        model = timm.create_model(short, pretrained=weights is None, num_classes=0)
+        model: nn.Module = timm.create_model(short, pretrained=pretrained and weights is None, num_classes=0)
     except Exception as error:  # no network, a broken download, a tag that is not there
         raise UserError(_not_to_be_had(name, error)) from None
-    if weights is not None:
+    if pretrained and weights is not None:
         _load_weights(model, Path(weights), name)
-    return ImageBackbone(name, model, timm.data.resolve_model_data_config(model), device)
+    return model
 
 
 def _open_text(library: Any, name: str, short: str, weights: str | None, device: torch.device) -> TextBackbone:

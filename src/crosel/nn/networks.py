@@ -7,6 +7,7 @@ Any `nn.Module` factory of the user's serves as well; only methods that look at 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import math
@@ -19,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crosel.errors import UserError
 from crosel.nn import fused
-from crosel.nn.backbones import is_backbone
+from crosel.nn.backbones import check_digest, digest_of, image_model, is_backbone, picture_settings
 from crosel.nn.casts import Conv2d, Linear
 from crosel.nn.fused import add_norm_relu, norm_relu
 from crosel.utils.out_of_memory import is_out_of_memory
@@ -161,6 +163,98 @@ class MLP(Classifier):
         return out
 
 
+class FineTuned(nn.Module):
+    """A pretrained backbone that goes on learning, and a head: one linear layer, or an MLP.
+
+    Images of another size than its own are brought to it here, on the device: the middle square of each.
+    """
+
+    def __init__(self, body: nn.Module, settings: NetworkSettings, classes: int) -> None:
+        super().__init__()
+        pictures = picture_settings(settings.name)
+        self.size = settings.size or int(pictures["input_size"][1])
+        self.mean, self.std = tuple(pictures["mean"]), tuple(pictures["std"])
+        self.body = body
+        with torch.no_grad():
+            self.head = MLP(_body_width(body, self.size, settings.name), classes, settings.hidden)
+        self.feature_size = self.head.feature_size
+        if settings.checkpointing:
+            keep_less: Any = getattr(body, "set_grad_checkpointing", None)
+            if keep_less is None:
+                raise UserError(f"setting 'network.checkpointing': '{settings.name}' has none; leave it out")
+            keep_less(True)
+        # Statistics of batch norm stay those of pretraining: the batches of a method are a mixture of views.
+        still = _frozen_layers(body, settings)
+        for layer in still:
+            layer.requires_grad_(False)
+        self._in_evaluation = [*still, *(module for module in body.modules() if isinstance(module, _BatchNorm))]
+
+    def train(self, mode: bool = True) -> FineTuned:
+        super().train(mode)
+        for module in self._in_evaluation:
+            module.eval()
+        return self
+
+    def features(self, x: Tensor) -> Tensor:
+        """The last hidden layer: [B, feature_size]."""
+        return self.head.features(self.body(_middle_square(x, self.size)))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head.classify(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.features(x))
+
+
+def _body_width(body: nn.Module, size: int, name: str) -> int:
+    """Features that a backbone gives for an image of this size."""
+    try:
+        out = body.eval()(torch.zeros(1, 3, size, size))
+    except Exception as error:
+        raise UserError(
+            f"network '{name}' cannot take images of {size} x {size} ({one_line(error)}); leave network.size out"
+        ) from None
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        raise UserError(f"network '{name}' gives no row of numbers for an image; choose another backbone")
+    return int(out.shape[1])
+
+
+def _frozen_layers(body: nn.Module, settings: NetworkSettings) -> list[nn.Module]:
+    """The layers that `network.freeze` names, or the first so many."""
+    layers: dict[str, nn.Module] = {}
+    for name, child in body.named_children():
+        parts = child.named_children() if isinstance(child, nn.Sequential | nn.ModuleList) else ()
+        layers |= {f"{name}.{part}": module for part, module in parts} or {name: child}
+    layers = {name: layer for name, layer in layers.items() if next(layer.parameters(), None) is not None}
+    known, freeze = f"it has {', '.join(layers)}", settings.freeze
+    if isinstance(freeze, tuple):
+        modules = dict(body.named_modules())
+        if missing := [name for name in freeze if not name or name not in modules]:
+            near = did_you_mean(missing[0], modules)
+            raise UserError(f"setting 'network.freeze': '{settings.name}' has no layer '{missing[0]}'{near}; {known}")
+        return [modules[name] for name in freeze]
+    if freeze > len(layers):
+        raise UserError(f"setting 'network.freeze': '{settings.name}' has {len(layers)} layers, not {freeze}; {known}")
+    if freeze:  # what comes before all layers, such as a class token
+        for parameter in body.parameters(recurse=False):
+            parameter.requires_grad_(False)
+    return list(layers.values())[: int(freeze)]
+
+
+def _middle_square(x: Tensor, size: int) -> Tensor:
+    """The middle of each image [n, c, h, w] in this size, in three channels."""
+    height, width = x.shape[2:]
+    x = x.expand(-1, 3, -1, -1)  # grey ones have one
+    if height != width:
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        x = x[:, :, top : top + side, left : left + side]
+    if x.shape[3] == size:
+        return x
+    smaller = x.shape[3] > size
+    return F.interpolate(x, (size, size), mode="bilinear" if smaller else "bicubic", antialias=smaller)
+
+
 def forward_split_bn(network: nn.Module, *batches: Tensor) -> list[Tensor]:
     """Logits of each batch, as from a pass of its own: batch norm takes its statistics from that batch alone.
 
@@ -220,6 +314,20 @@ class NetworkSettings(Settings):
         None, description="pretrained backbones: file with the weights, instead of a download (safetensors or .pt)"
     )
     digest: str | None = Field(None, description="pretrained backbones: which weights it has; filled in by the run")
+    freeze: bool | int | tuple[str, ...] = Field(
+        True,
+        description="timm/NAME: true: its embeddings are computed once, and only a head is trained; false: all of it "
+        "is fine-tuned; a number or a list of names, such as [conv_stem, blocks.0]: all but the first so many layers, "
+        "or these",
+    )
+    size: int | None = Field(
+        None, ge=1, le=2048, description="fine-tuning: side in pixels of what the backbone sees; default: its own"
+    )
+    checkpointing: bool = Field(
+        False,
+        description="fine-tuning: compute activations again in the backward pass instead of keeping them: less memory, "
+        "more time",
+    )
     width: int = Field(32, ge=1, description="channels of the first layers of small-cnn")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (512, 256), description="sizes of the hidden layers of mlp, or of the head on a backbone, by default none"
@@ -230,6 +338,29 @@ class NetworkSettings(Settings):
     def _linear_head(cls, values: Any) -> Any:
         name = values.get("name") if isinstance(values, Mapping) else None
         return {"hidden": (), **values} if isinstance(name, str) and is_backbone(name) else values
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _layers(cls, value: Any) -> Any:
+        names = [value] if isinstance(value, str) else value
+        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+            return tuple(names)
+        if isinstance(value, int) and value >= 0:
+            return value
+        raise ValueError("give true, false, a number of layers, or their names, as in [conv_stem, blocks.0]")
+
+    @model_validator(mode="after")
+    def _fine_tuned(self) -> NetworkSettings:
+        if self.fine_tunes and not self.name.startswith("timm/"):
+            raise ValueError("to fine-tune, name an image backbone: network.name=timm/NAME")
+        if not self.fine_tunes and (self.size is not None or self.checkpointing):
+            raise ValueError("size and checkpointing need network.freeze=false")
+        return self
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether a pretrained backbone goes on learning."""
+        return self.freeze is not True
 
 
 Shape = tuple[int, ...]  # (d,) for features, (channels, height, width) for images
@@ -264,10 +395,12 @@ def check_trust(name: str, trust_code: bool) -> None:
         raise UserError(f"network '{name}' is code from outside crosel; add --trust-code if you trust it")
 
 
-def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust_code: bool = False) -> NetworkFactory:
+def network_factory(
+    settings: NetworkSettings, shape: Shape, classes: int, trust_code: bool = False, pretrained: bool = True
+) -> NetworkFactory:
     """Return a function that builds one network. `module:factory` names need `trust_code`: they import code.
 
-    A user's factory is called as `factory(classes=k, shape=shape)`.
+    A user's factory is called as `factory(classes=k, shape=shape)`. Not `pretrained`: whoever calls loads weights.
     """
     name = network_name(settings, shape)
     wrn = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
@@ -279,6 +412,14 @@ def network_factory(settings: NetworkSettings, shape: Shape, classes: int, trust
     if name in _NETWORKS:
         build = _NETWORKS[name]
         return lambda: build(settings, shape, classes)
+    if settings.fine_tunes:
+        if len(shape) == 1 or shape[0] not in (1, 3):
+            found = "rows of numbers" if len(shape) == 1 else f"images of {shape[0]} channels"
+            raise UserError(f"network '{name}' takes images of 1 or 3 channels, but there are {found}; use another")
+        body = image_model(name, settings.weights, pretrained)
+        if pretrained:
+            check_digest(settings.digest, digest_of(body.state_dict(), name), name)
+        return lambda: FineTuned(copy.deepcopy(body), settings, classes)
     if is_backbone(name):  # the data are its embeddings
         return lambda: MLP(math.prod(shape), classes, settings.hidden)
     if is_user_code(name):

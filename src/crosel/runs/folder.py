@@ -24,7 +24,7 @@ from crosel.errors import UserError
 from crosel.runs.recorder import read_metrics, write_metrics
 from crosel.runs.result import TrainingSet
 from crosel.training import checkpoint
-from crosel.training.build import build_session, choose_encoder
+from crosel.training.build import build_session, choose_encoder, data_settings
 from crosel.training.callbacks import Row
 from crosel.training.session import Session
 from crosel.utils.files import (
@@ -45,7 +45,7 @@ Removed = Literal["refuse", "tell", "ignore"]
 # Settings that do not affect what is learnt: they may change when a run is resumed.
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
-    "network.weights", "train.cuda_graphs", "train.data_on", "train.folds",
+    "network.weights", "network.checkpointing", "train.cuda_graphs", "train.data_on", "train.folds",
 }  # fmt: skip
 # What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
@@ -235,7 +235,7 @@ def load_run(
         data = folder.with_candidates(with_classes_of(data, config.candidates))
     else:
         data = folder.placeholder_dataset()
-    session = build_session(config, data, device, trust_code=trust_code)
+    session = build_session(config, data, device, trust_code=trust_code, pretrained=False)
     found = checkpoint.load_newest(folder.checkpoints)
     for damaged in found.damaged:
         logger.warning(f"checkpoint {damaged.name} is damaged and is ignored")
@@ -256,7 +256,8 @@ def load_run(
 
 def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
     """Load the data that a config names; `data_dir` is where else to look for a file that has moved."""
-    return load(config.source, data_dir or config.data_folder, config.data, progress, choose_encoder(config))
+    encoder = choose_encoder(config)
+    return load(config.source, data_dir or config.data_folder, data_settings(config), progress, encoder)
 
 
 def training_inputs(config: RunConfig, examples: TrainingSet, data: Dataset | None = None) -> Any:

@@ -108,7 +108,7 @@ def train_run(
                     logger.info(note)
                 for warning in data.remarks():
                     logger.warning(warning)
-                full = with_full_paths(resolve(config, data))
+                full = with_full_paths(resolve(config, data, device))
                 _protect(held, stop, full, device)
                 held.callback(recorder.wait)  # however the run ends, what was reported as saved is on the disk
                 if folder.exists:

@@ -7,6 +7,7 @@ import logging
 import math
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from types import CodeType
 
 import torch
@@ -16,10 +17,22 @@ from crosel.config import HEAD_SETTINGS, RunConfig
 from crosel.data.dataset import Dataset
 from crosel.data.embeddings import ChooseEncoder
 from crosel.data.images import ImageSource, typical_size
+from crosel.data.settings import DataSettings
 from crosel.errors import UserError
 from crosel.methods.base import Method, Problem, find_method
-from crosel.nn.backbones import SUGGESTED, Backbone, installed, is_backbone, open_backbone
+from crosel.nn.backbones import (
+    SUGGESTED,
+    Backbone,
+    check_digest,
+    digest_of,
+    image_model,
+    installed,
+    is_backbone,
+    open_backbone,
+    picture_settings,
+)
 from crosel.nn.networks import (
+    FineTuned,
     NetworkFactory,
     NetworkSettings,
     is_user_code,
@@ -29,7 +42,7 @@ from crosel.nn.networks import (
 )
 from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
-from crosel.training.devices import inputs_stay_on_host
+from crosel.training.devices import computes_in_bf16, inputs_stay_on_host
 from crosel.training.session import Session
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.out_of_memory import is_out_of_memory
@@ -40,8 +53,8 @@ logger = logging.getLogger(__name__)
 FOLDS = 5  # for features, where training again takes little time
 
 
-def resolve(config: RunConfig, data: Dataset) -> RunConfig:
-    """Fill in what follows from the data, so that the saved config alone repeats the run."""
+def resolve(config: RunConfig, data: Dataset, device: torch.device | None = None) -> RunConfig:
+    """Fill in what follows from data and device, so that the saved config alone repeats the run."""
     augment, network, train, left = config.augment, config.network, config.train, filled_from_data(config)
     if "augment.flip" in left:
         augment = augment.model_copy(update={"flip": data.flips})
@@ -50,17 +63,36 @@ def resolve(config: RunConfig, data: Dataset) -> RunConfig:
     if "network.name" in left and data.embedded_by is None:
         network = network.model_copy(update={"name": network_name(network, data.shape)})
     if data.embedded_by is not None:
-        name, digest = data.embedded_by
+        name, weights = data.embedded_by
         if "network.name" in left:  # photographs chose it: with settings of a head, where nobody has given others
             given = network.model_dump(include=network.model_fields_set)
             network = NetworkSettings.model_validate({**given, "name": name})
             train = train.model_copy(update={k: v for k, v in HEAD_SETTINGS.items() if k not in train.model_fields_set})
-        network = network.model_copy(update={"digest": digest})
+        network = network.model_copy(update={"digest": weights})
+    if network.fine_tunes:
+        body = image_model(network.name, network.weights) if network.digest is None else None
+        digest = network.digest if body is None else digest_of(body.state_dict(), network.name)
+        network = network.model_copy(update={"size": side_of(network), "digest": digest})
+    if "train.bf16" in left:
+        train = train.model_copy(update={"bf16": device is not None and computes_in_bf16(device)})
     if "train.folds" in left:
         train = train.model_copy(update={"folds": 0 if data.is_image or data.n < FOLDS * 2 else FOLDS})
     elif train.folds and train.folds > data.n:
         raise UserError(f"setting 'train.folds': {train.folds} parts of {data.n} examples; use fewer")
-    return config.model_copy(update={"augment": augment, "network": network, "train": train})
+    update = {"augment": augment, "network": network, "train": train, "data": data_settings(config)}
+    return config.model_copy(update=update)
+
+
+def data_settings(config: RunConfig) -> DataSettings:
+    """How data are read. Image files are brought to the size that a fine-tuned backbone sees."""
+    if not config.network.fine_tunes or "image_size" in config.data.model_fields_set:
+        return config.data
+    return config.data.model_copy(update={"image_size": side_of(config.network)})
+
+
+def side_of(network: NetworkSettings) -> int:
+    """Pixels of the side of what a fine-tuned backbone sees."""
+    return network.size or int(picture_settings(network.name)["input_size"][1])
 
 
 PHOTOGRAPH = 64  # image files with more pixels than this on their short side are learnt from on a backbone
@@ -95,14 +127,10 @@ def choose_encoder(config: RunConfig, device: torch.device | None = None) -> Bac
 def open_encoder(config: RunConfig, device: torch.device | None = None) -> Backbone | None:
     """The pretrained backbone whose embeddings a run learns from, if it has one; of the weights that the run had."""
     network = config.network
-    if not is_backbone(network.name):
+    if not is_backbone(network.name) or network.fine_tunes:
         return None
     backbone = open_backbone(network.name, network.weights, device)
-    if network.digest not in (None, backbone.digest):
-        raise UserError(
-            f"network '{network.name}' has other weights than those that the run was trained with; name the file with "
-            "them: --set network.weights=FILE"
-        )
+    check_digest(network.digest, backbone.digest, network.name)
     return backbone
 
 
@@ -113,6 +141,9 @@ def filled_from_data(config: RunConfig) -> set[str]:
         "network.name": config.network.name != "auto",
         **{f"train.{n}": config.network.name != "auto" or n in config.train.model_fields_set for n in HEAD_SETTINGS},
         "network.digest": config.network.digest is not None or not is_backbone(config.network.name),
+        "network.size": config.network.size is not None or not config.network.fine_tunes,
+        "data.image_size": not config.network.fine_tunes or "image_size" in config.data.model_fields_set,
+        "train.bf16": config.train.bf16 != "auto",
         "train.folds": config.train.folds is not None,
     }
     return {name for name, is_given in given.items() if not is_given}
@@ -130,12 +161,13 @@ def build_session(
     make_network: NetworkFactory | None = None,
     trust_code: bool = False,
     world: World = SINGLE_PROCESS,
+    pretrained: bool = True,
 ) -> Session:
     """Build networks and method for a resolved config. `make_network` replaces the named network; a name that is
-    `module:factory` imports code, which needs `trust_code`."""
+    `module:factory` imports code, which needs `trust_code`. Not `pretrained`: a run's weights are loaded next."""
     assert data.candidates is not None
     classes = len(data.classes)
-    factory = make_network or network_factory(config.network, data.shape, classes, trust_code)
+    factory = make_network or network_factory(config.network, data.shape, classes, trust_code, pretrained)
     batch_size = min(config.train.batch_size, max(2, data.n))  # batch norm has no statistics of a single example
     if world.size > 1 and batch_size < 2 * world.size:
         raise UserError(
@@ -151,6 +183,8 @@ def build_session(
     if data.is_image:
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     check_network(method, data, device, config.network.name)
+    if isinstance(method.networks[0], FineTuned):
+        data = replace(data, mean=method.networks[0].mean, std=method.networks[0].std)
     method.world = world
     if world.size > 1 and config.train.batch_norm == "synchronise":
         convert_sync_batch_norm(method, world)

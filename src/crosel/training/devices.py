@@ -38,9 +38,15 @@ def inputs_stay_on_host(setting: str, size: int, device: torch.device) -> bool:
     return size > _INPUTS_SHARE * (torch.cuda.mem_get_info(device)[0] + reusable)
 
 
+def computes_in_bf16(device: torch.device) -> bool:
+    """What `train.bf16=auto` means. A GPU without units for it would take longer."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def uses_bf16(config: RunConfig, device: torch.device) -> bool:
     """Only on a GPU: few CPUs gain by it, and on some an illegal instruction ends the process."""
-    return config.train.bf16 and device.type == "cuda"
+    wanted = config.train.bf16
+    return device.type == "cuda" and (computes_in_bf16(device) if wanted == "auto" else wanted)
 
 
 @contextmanager

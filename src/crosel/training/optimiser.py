@@ -1,5 +1,7 @@
 """The optimiser of a run, and what it keeps for each parameter: momentum, and with Adam squares and a count of steps.
 
+Pretrained layers that are fine-tuned have a smaller learning rate than the rest (`train.body_lr`).
+
 All state exists from the start: fused SGD fails if some parameters have momentum and others get their first gradient
 late, and state that exists can be rolled back after a bad step and restored in place, in the layout of the weights.
 """
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from crosel.errors import UserError
+from crosel.nn.networks import FineTuned
 from crosel.training.checkpoint import check_compatible
 from crosel.training.muon import muon_, suits_muon
 
@@ -26,15 +30,17 @@ _CHECKPOINT_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_
 
 
 class Optimiser:
-    """SGD or Adam by torch's functional forms: its optimiser classes import torch's compiler, which would take as long
-    as importing torch itself. With Muon, convolutions follow its rule and all else follows SGD."""
+    """SGD, Adam or AdamW by torch's functional forms: its optimiser classes import torch's compiler, which would take
+    as long as importing torch itself. With Muon, convolutions follow its rule and all else follows SGD."""
 
     def __init__(self, module: nn.Module, settings: TrainSettings, device: torch.device) -> None:
         self.settings = settings
         self.parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        bodies = (network.body for network in module.modules() if isinstance(network, FineTuned))
+        self._pretrained = {p for body in bodies for p in body.parameters()}
         self.state = {p: _initial_state(p, settings) for p in self.parameters}
         uses_muon = settings.optimiser == "muon"
-        self._by_muon = [p for p in self.parameters if uses_muon and suits_muon(p)]
+        self._by_muon = {p for p in self.parameters if uses_muon and suits_muon(p)}
         if uses_muon and not self._by_muon:
             raise UserError("train.optimiser=muon is for networks with convolutions larger than 1x1; use sgd or adam")
         self._cuda = device.type == "cuda"
@@ -53,26 +59,31 @@ class Optimiser:
     @torch.no_grad()
     def step(self) -> None:
         """Move the parameters that have a gradient."""
-        momentum, decay = self.settings.momentum, self.settings.weight_decay
-        apart = {id(p) for p in self._by_muon}
-        moved = [p for p in self.parameters if p.grad is not None and id(p) not in apart]
+        moved = [p for p in self.parameters if p.grad is not None]
+        self._move([p for p in moved if p not in self._pretrained], self._lr)
+        if pretrained := [p for p in moved if p in self._pretrained]:
+            self._move(pretrained, self._lr * self.settings.body_lr)
+
+    def _move(self, moved: list[Tensor], lr: Any) -> None:
+        momentum, decay, optimiser = self.settings.momentum, self.settings.weight_decay, self.settings.optimiser
+        turned = [p for p in moved if p in self._by_muon]
+        moved = [p for p in moved if p not in self._by_muon]
         gradients = [p.grad for p in moved if p.grad is not None]
-        turned = [p for p in self._by_muon if p.grad is not None]
         if turned:
             muon_(
                 turned, [p.grad for p in turned if p.grad is not None], self._states("momentum_buffer", turned),
-                step=self._lr * (self.settings.muon_lr / self.settings.lr), momentum=momentum,
+                step=lr * (self.settings.muon_lr / self.settings.lr), momentum=momentum,
             )  # fmt: skip
-        if self.settings.optimiser == "adam":
+        if optimiser in ("adam", "adamw"):
             means, squares, steps = (self._states(name, moved) for name in ("exp_avg", "exp_avg_sq", "step"))
-            adam(
+            (adam if optimiser == "adam" else adamw)(
                 moved, gradients, means, squares, [], steps, fused=self.fused, capturable=self._cuda, amsgrad=False,
-                beta1=momentum, beta2=0.999, lr=self._lr, weight_decay=decay, eps=1e-8, maximize=False,
+                beta1=momentum, beta2=0.999, lr=lr, weight_decay=decay, eps=1e-8, maximize=False,
             )  # fmt: skip
         else:
             sgd(
                 moved, gradients, [*self._states("momentum_buffer", moved)] if momentum else [], fused=self.fused,
-                weight_decay=decay, momentum=momentum, lr=self._lr, dampening=0.0, nesterov=self.settings.nesterov,
+                weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0, nesterov=self.settings.nesterov,
                 maximize=False,
             )  # fmt: skip
 
@@ -82,7 +93,7 @@ class Optimiser:
 
 def _initial_state(p: Tensor, settings: TrainSettings) -> dict[str, Tensor]:
     """The state of a parameter, by torch's names."""
-    if settings.optimiser == "adam":
+    if settings.optimiser in ("adam", "adamw"):
         moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         return {"step": torch.zeros((), device=p.device), **moments}
     keeps = settings.momentum or settings.optimiser == "muon"

@@ -70,8 +70,9 @@ class Session:
     @property
     def uses_cuda_graphs(self) -> bool:
         """Whether steps and passes are recorded once and replayed (CUDA graphs)."""
-        # With several ranks a step holds messages; these are sent as they come.
-        return self.device.type == "cuda" and self.config.train.cuda_graphs and self.world.size == 1
+        # With several ranks a step holds messages, which are sent as they come; checkpointing asks for random states.
+        wanted = self.config.train.cuda_graphs and not self.config.network.checkpointing
+        return self.device.type == "cuda" and wanted and self.world.size == 1
 
     @property
     def bf16(self) -> bool:

@@ -72,5 +72,7 @@ def _in_batches(session: Session, setting: str, size: int, what: str) -> OutOfMe
     smaller = f"try --set {setting}={size // 2}" if size > 2 else "use a smaller network"
     resident = session.device.type == "cuda" and session.train.host is None
     host = " or --set train.data_on=host" if resident else ""
+    if session.config.network.fine_tunes and not session.config.network.checkpointing:
+        host += " or --set network.checkpointing=true"
     saved = f"Saved checkpoints are intact; another {setting} needs another --out"
     return OutOfMemoryAdvice(session.device, f"with {what} of {size}", f"{smaller}{host}. {saved}")
