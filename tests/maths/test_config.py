@@ -289,11 +289,11 @@ LEFT = ("augment.cutout_fill", "train.bf16")
 def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
     config = build_config(settings=["source=digits", *settings])
     assert filled_from_data(config) == left
-    asked, made = (dotted(c.model_dump(mode="json")) for c in (config, resolve(config, read_digits())))
+    asked, made = (dotted(c.model_dump(mode="json")) for c in (config, resolve(config, read_digits(), CPU)))
     # Digits must not flip, and are small images; white is white in them, and they are no photographs.
     changed = left - {"augment.cutout_fill", "train.lr", "train.weight_decay"}
     assert {name for name in asked if asked[name] != made[name]} == changed
-    assert filled_from_data(resolve(config, read_digits())) == set()
+    assert filled_from_data(resolve(config, read_digits(), CPU)) == set()
 
 
 @pytest.mark.parametrize(("brightest", "fill"), [(255, 127), (128, 127), (127, 63), (16, 8), (1, 0)])

@@ -73,8 +73,8 @@ def resolve(config: RunConfig, data: Dataset, device: torch.device | None = None
         body = image_model(network.name, network.weights) if network.digest is None else None
         digest = network.digest if body is None else digest_of(body.state_dict(), network.name)
         network = network.model_copy(update={"size": side_of(network), "digest": digest})
-    if "train.bf16" in left:
-        train = train.model_copy(update={"bf16": device is not None and computes_in_bf16(device)})
+    if "train.bf16" in left and device is not None:
+        train = train.model_copy(update={"bf16": computes_in_bf16(device)})
     if "train.folds" in left:
         train = train.model_copy(update={"folds": 0 if data.is_image or data.n < FOLDS * 2 else FOLDS})
     elif train.folds and train.folds > data.n:
