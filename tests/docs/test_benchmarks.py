@@ -14,7 +14,7 @@ from _blocks import ROOT
 
 from crosel.errors import UserError
 
-BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "record")
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("record", "pretrained"))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

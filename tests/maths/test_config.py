@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import yaml
+from _sessions import CPU
 from _support import PAPER, PAPER_VIEWS
 from pydantic import Field, ValidationError
 

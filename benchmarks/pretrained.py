@@ -1,0 +1,100 @@
+"""What photographs.py and texts.py share: draws of examples with candidate sets, and the same head learned from true
+labels and by the methods, on embeddings that are kept in a folder.
+
+With `--search N` each setting of a grid is tried on N other draws, of examples that are in none of the draws.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from record import Arguments, add, chosen, count, done, origin, positive
+
+from crosel.candidates import uniform
+from crosel.config import build_config
+from crosel.runs.folder import load_data
+from crosel.runs.pipeline import train_run
+from crosel.runs.result import Result
+
+METHODS = ("true labels", "cc", "proden", "crosel")
+Draw = Callable[[np.ndarray, int], np.ndarray]  # rows and the number of the draw -> candidate sets
+WriteSource = Callable[[str, np.ndarray, np.ndarray], Path]  # stem, rows, sets -> the list, the last ones for testing
+
+
+def arguments(description: str, n: int, held_out: int, draws: int) -> Arguments:
+    parser = Arguments(description)
+    parser.add_argument("--work", type=Path, required=True, help="folder for lists, embeddings and runs")
+    parser.add_argument("--out", type=Path, required=True, help="record, which grows run by run")
+    parser.add_argument("--n", type=count, default=n, help="training examples in a draw")
+    parser.add_argument("--held-out", type=count, default=held_out)
+    parser.add_argument("--q", type=positive, default=0.3)
+    parser.add_argument("--draws", type=count, default=draws)
+    parser.add_argument("--methods", default=";".join(METHODS))
+    parser.add_argument("--search", type=count, help="try a grid instead, on so many draws of other examples")
+    parser.add_argument("--lr", default="0.003;0.01;0.03;0.1", help="learning rates of the grid")
+    parser.add_argument("--decay", default="0.003;0.01;0.03;0.1;0.3", help="weight decays of the grid")
+    return parser
+
+
+def uniform_draw(args: Namespace, y: np.ndarray, k: int) -> Draw:
+    return lambda rows, draw: uniform(y[rows], classes=k, q=args.q, seed=draw)
+
+
+def compare(
+    args: Namespace,
+    network: list[str],
+    y: np.ndarray,
+    k: int,
+    pool: int,
+    write: WriteSource,
+    sets_of: Draw,
+    **about: Any,
+) -> None:
+    """A line for each draw, method and setting. Draws are from the first `pool` examples; `about` is in each line."""
+    methods, total = chosen(args.methods, METHODS, "--methods"), args.n + args.held_out
+    draws = [np.random.default_rng(100 + draw).permutation(pool)[:total] for draw in range(args.draws)]
+    grid: list[tuple[float | None, float | None]] = [(None, None)]
+    if args.search:
+        grid = [(float(lr), float(decay)) for lr in args.lr.split(";") for decay in args.decay.split(";")]
+        others = np.setdiff1d(np.arange(len(y)), np.concatenate(draws))
+        draws = [np.random.default_rng(300 + draw).permutation(others)[:total] for draw in range(args.search)]
+    there = done(args.out, "n", "q", "draw", "method", *(("lr", "weight_decay") if args.search else ()))
+    for draw, rows in enumerate(draws):
+        sets = sets_of(rows, draw)
+        for method in methods:
+            known = method == "true labels"
+            stem = f"{'search' if args.search else 'draw'}{draw}-n{args.n}-{'true' if known else f'q{args.q:g}'}"
+            source = write(stem, rows, np.eye(k, dtype=bool)[y[rows]] if known else sets)
+            for lr, decay in grid:
+                case = {"n": args.n, "q": args.q, "draw": draw, "method": method}
+                case |= {} if lr is None else {"lr": lr, "weight_decay": decay}
+                if tuple(case.values()) in there:
+                    continue
+                tried = [] if lr is None else [f"train.lr={lr}", f"train.weight_decay={decay}", "train.folds=0"]
+                config = build_config(
+                    values={"source": str(source), "method": {"name": "cc" if known else method}, "seed": draw},
+                    settings=[*network, *tried],
+                )
+                start = time.perf_counter()
+                load_data(config)
+                read = time.perf_counter()
+                name = "-".join([stem, method.replace(" ", "-"), *map(str, () if lr is None else (lr, decay))])
+                session = train_run(config, args.work / "runs" / name, torch.device("cpu"), resume=True)
+                accuracy, truth = session.progress.rows[-1]["test_accuracy"], session.data.y
+                result = {
+                    **about, "held_out": args.held_out, "accuracy": accuracy,
+                    "sets_with_truth": float(sets[np.arange(args.n), y[rows[: args.n]]].mean()),
+                    "labels_right": float((Result.of(session).labels == truth).mean()),
+                    "seconds_reading_and_embedding": read - start, "seconds_training": time.perf_counter() - read,
+                    "load_average": os.getloadavg()[0], "epochs": config.train.epochs,
+                    "folds": session.config.train.folds, "threads": torch.get_num_threads(),
+                }  # fmt: skip
+                add({**case, **result, **origin("command", "platform", "cpu_count")}, args.out)
+                print(" ".join(f"{key} {value}" for key, value in case.items()), f"{100 * accuracy:.1f} %", flush=True)
