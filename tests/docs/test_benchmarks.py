@@ -14,7 +14,9 @@ from _blocks import ROOT
 
 from crosel.errors import UserError
 
-BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("record", "pretrained"))
+BENCHMARKS = sorted(
+    path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("record", "pretrained")
+)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
