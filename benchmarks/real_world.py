@@ -44,9 +44,13 @@ def inner_split(name: str, split: int, folder: Path) -> tuple[Dataset, np.ndarra
 
 def run(trial: dict[str, Any], folder: Path) -> dict[str, Any]:
     data, sets = inner_split(trial["set"], trial["split"], folder)
-    # What CroSel's defaults were when the recorded trials were made.
+    # What the defaults were when the recorded trials were made.
     then = {"warmup": 10, "ramp": 0, "alpha": 0.75} if trial["method"] == "crosel" else {}
-    values = {"source": trial["set"], "seed": trial["split"], "method": {"name": trial["method"], **then}}
+    values = {
+        "source": trial["set"], "seed": trial["split"], "method": {"name": trial["method"], **then},
+        "network": {"scaling": "standard", "hidden": [512, 256]}, "train": {"weight_decay": 1e-4},
+        "augment": {"weak_feature_noise": 0},
+    }  # fmt: skip
     config = build_config(settings=[*trial["settings"], "train.evaluate_every=1000"], values=values)
     session = build_session(resolve(config, data), data, torch.device("cpu"))
     last = fit(session)[-1]

@@ -87,6 +87,11 @@ class TrainSettings(Settings):
         description="judge each training label out of sample: train again on all but one of this many parts, for each "
         "part, and take labels and confidence from there; 0: off; default: 5 for features, 0 for images",
     )
+    candidate_weights: bool | None = Field(
+        None,
+        description="let CroSel, CC and PRODEN learn from weights of the candidates, if the data have any: a column "
+        "`weight`, votes or scores; default: yes",
+    )
     log_every: int = Field(
         50, ge=1, description="steps from one loss report to the next (on a GPU, reports lag by one)"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from _support import CroselCli
 
 from crosel.runs.folder import RunFolder
@@ -69,6 +70,20 @@ def test_a_run_with_a_setting_that_is_gone_does_not_go_on(tmp_path: Path, crosel
         "train without it, or with crosel 0.1.0"
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_the_command_of_0_1_0_goes_on_with_its_run(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    """What nobody gave and 0.2.0 decides otherwise for features stays as it was."""
+    run = interrupted("crosel", tmp_path)
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    for section, name in (("network", "hidden"), ("augment", "weak_feature_noise"), ("train", "weight_decay")):
+        tree[section].pop(name, None)
+    (tmp_path / "command.yaml").write_text(yaml.safe_dump(tree))
+    result = crosel_cli("train", "--config", tmp_path / "command.yaml", "--resume", "--out", run, "--data", RELEASE)
+    assert result.code == 0, result.err
+    config = RunFolder(run).read_config()
+    assert (config.network.scaling, config.augment.weak_feature_noise) == ("standard", 0)
+    assert config.train.candidate_weights is False
 
 
 def test_averaged_weights_of_an_interrupted_run_go_on(tmp_path: Path, crosel_cli: CroselCli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pickle
 import struct
@@ -23,7 +24,7 @@ from crosel.data.formats.cifar import read_cifar10, read_cifar100, read_pickle
 from crosel.data.formats.digits import read_digits
 from crosel.errors import UserError
 from crosel.methods.base import Stream
-from crosel.training.batches import Normaliser, TrainingTensors, draw_indices
+from crosel.training.batches import Normaliser, TrainingTensors, draw_indices, soft_clip
 from crosel.utils.system import peak_memory
 
 torch.set_num_threads(1)
@@ -291,6 +292,44 @@ def test_published_values_take_precedence():
     data = make_dataset(pixels, y=[0, 1], mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
     out = Normaliser.of(data)(torch.from_numpy(data.x))
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.1]))
+
+
+def robustly_scaled(values: list[float]) -> list[float]:
+    """Slowly: quartiles by hand, each value drawn in, then zero mean and unit variance."""
+    ordered, n = sorted(values), len(values)
+
+    def quantile(share: float) -> float:
+        at = share * (n - 1)
+        low = math.floor(at)
+        return ordered[low] + (at - low) * (ordered[min(low + 1, n - 1)] - ordered[low])
+
+    spread = quantile(0.75) - quantile(0.25)
+    if spread == 0:
+        mean = sum(values) / n
+        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / n) or 1.0
+    drawn = [(v - quantile(0.5)) / spread for v in values]
+    drawn = [v / math.sqrt(1 + (v / 3) ** 2) for v in drawn]
+    mean = sum(drawn) / n
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in drawn) / n) or 1.0
+    return [(v - mean) / deviation for v in drawn]
+
+
+def test_robust_scaling_against_a_slow_version():
+    rng = np.random.default_rng(2)
+    x = rng.normal([0, 1e3, -5, 0, 7], [1, 7, 0.01, 0, 3], (101, 5)).astype(np.float32)
+    x[3, 1], x[4, 0] = 1e9, -1e30  # outliers
+    x[:, 4] *= np.arange(101) % 5 == 0  # four in five are the same: no quartiles to tell apart
+    normalise = Normaliser.of(make_dataset(x, y=np.zeros(101, dtype=int)), robust=True)
+    out = normalise(torch.from_numpy(x)).numpy()
+    for column in range(5):
+        np.testing.assert_allclose(out[:, column], robustly_scaled(x[:, column].tolist()), atol=2e-4)
+
+
+def test_soft_clip_keeps_its_bound_and_its_slope():
+    v = torch.tensor([0.0, 1e-3, 3.0, -3.0, 1e30, -torch.inf], dtype=torch.float64)
+    expected = torch.tensor([0.0, 1e-3, 3 / 2**0.5, -3 / 2**0.5, 3.0, -3.0], dtype=torch.float64)
+    torch.testing.assert_close(soft_clip(v), expected, rtol=1e-6, atol=1e-9)
+    assert torch.isfinite(soft_clip(torch.tensor([3e38, -3e38]))).all()
 
 
 def test_normaliser_travels_with_the_weights():

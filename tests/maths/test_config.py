@@ -19,6 +19,7 @@ from crosel import PartialLabelClassifier
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import paper
 from crosel.config import RunConfig, TrainSettings, build_config, check_config
+from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.formats.digits import read_digits
 from crosel.errors import UserError
 from crosel.methods.base import STAGE, Method, MethodSettings, find_method, method_settings, methods, register
@@ -276,15 +277,25 @@ def test_the_same_method_keeps_what_was_said(file):
 
 
 LEFT = ("augment.cutout_fill", "train.bf16")
+FOR_FEATURES = (
+    "augment.weak_feature_noise", "network.hidden", "network.scaling", "train.candidate_weights", "train.weight_decay",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("settings", "left"),
     [
-        ([], {*LEFT, "augment.flip", "network.name", "train.folds", "train.lr", "train.weight_decay"}),
-        (["augment.flip=true", "train.lr=1", "train.folds=3"], {*LEFT, "network.name", "train.weight_decay"}),
-        (["network.name=mlp"], {*LEFT, "augment.flip", "train.folds"}),
-        (["augment.flip=true", "network.name=mlp", "augment.cutout_fill=5", "train.folds=0", "train.bf16=true"], set()),
+        ([], {*LEFT, "augment.flip", "network.name", "train.folds", "train.lr", *FOR_FEATURES}),
+        (["augment.flip=true", "train.lr=1", "train.folds=3"], {*LEFT, "network.name", *FOR_FEATURES}),
+        (["network.name=mlp"], {*LEFT, "augment.flip", "train.folds", *FOR_FEATURES}),
+        (
+            ["augment.flip=true", "network.name=mlp", "augment.cutout_fill=5", "train.folds=0", "train.bf16=true"],
+            {*FOR_FEATURES},
+        ),
+        (
+            ["network.name=wrn-10-1", "network.hidden=[7]", "network.scaling=robust", "train.candidate_weights=true"],
+            {*LEFT, "augment.flip", "augment.weak_feature_noise", "train.folds"},
+        ),
     ],
 )
 def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
@@ -292,9 +303,35 @@ def test_only_what_nobody_gave_is_left_to_the_data(settings, left):
     assert filled_from_data(config) == left
     asked, made = (dotted(c.model_dump(mode="json")) for c in (config, resolve(config, read_digits(), CPU)))
     # Digits must not flip, and are small images; white is white in them, and they are no photographs.
-    changed = left - {"augment.cutout_fill", "train.lr", "train.weight_decay"}
+    changed = left - {"augment.cutout_fill", "train.lr", "network.hidden"} - {"train.weight_decay"}
+    changed -= {"augment.weak_feature_noise"}
     assert {name for name in asked if asked[name] != made[name]} == changed
     assert filled_from_data(resolve(config, read_digits(), CPU)) == set()
+
+
+def rows_of_features(n: int, d: int, k: int) -> Dataset:
+    return make_dataset(np.zeros((n, d)), np.ones((n, k), bool))
+
+
+def test_defaults_for_features():
+    """Fewer rows than a linear classifier has weights: no hidden layer. What anybody sets stays."""
+    many, few = rows_of_features(24, 6, 4), rows_of_features(23, 6, 4)
+    for data, hidden, decay in ((many, (512,), 1e-4), (few, (), 0.01)):
+        made = resolve(build_config(settings=["source=made"]), data)
+        assert (made.network.hidden, made.train.weight_decay, made.network.scaling) == (hidden, decay, "robust")
+        assert made.augment.weak_feature_noise == 0.3
+        assert made.train.candidate_weights is False
+    asked = ["source=made", "network.hidden=[7]", "network.scaling=standard", "augment.weak_feature_noise=0"]
+    made = resolve(build_config(settings=asked), few)
+    assert (made.network.hidden, made.network.scaling, made.train.weight_decay) == ((7,), "standard", 1e-4)
+    assert made.augment.weak_feature_noise == 0
+    assert resolve(build_config(settings=["source=made", "train.weight_decay=0.5"]), few).train.weight_decay == 0.5
+    own = resolve(build_config(settings=["source=made", "network.name=mine:net"]), few)
+    assert own.train.weight_decay == 1e-4
+    embedded = resolve(build_config(settings=["source=made"]), replace(few, embedded_by=("timm/x", "0")))
+    assert (embedded.network.scaling, embedded.augment.weak_feature_noise) == ("standard", 0)
+    old = resolve(build_config(preset="own/features", settings=["source=made"]), few)
+    assert (old.network.hidden, old.network.scaling, old.augment.weak_feature_noise) == ((512,), "standard", 0)
 
 
 @pytest.mark.parametrize(("brightest", "fill"), [(255, 127), (128, 127), (127, 63), (16, 8), (1, 0)])

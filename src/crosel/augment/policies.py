@@ -49,7 +49,7 @@ class AugmentSettings(Settings):
     )
     feature_drop: Share = Field(0.1, description="probability that a strong view sets a feature to 0")
     weak_feature_noise: float = Field(
-        0.0, ge=0, description="standard deviation of the noise in weak views of features"
+        0.0, ge=0, description="standard deviation of the noise in weak views of features; default for features: 0.3"
     )
 
     @field_validator("strong_magnitudes")

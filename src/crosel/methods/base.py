@@ -37,6 +37,7 @@ from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from crosel.errors import UserError
+from crosel.methods.losses import log_candidate_weights
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.settings import Settings
 from crosel.utils.text import choose_from
@@ -73,13 +74,15 @@ def stages(settings: type[MethodSettings]) -> dict[str, FieldInfo]:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a method may know about its run: the candidate sets (bool [n, k]) and the number of epochs.
+    """All that a method may know about its run: the candidate sets (bool [n, k]), the number of epochs, and how likely
+    each candidate is by those who gave it (float32 [n, k], of any scale; None: they did not say).
 
     `n` and `classes` are the sizes of the sets' matrix.
     """
 
     candidates: Tensor
     epochs: int
+    weights: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -170,6 +173,7 @@ class Method(nn.Module, ABC):
 
     settings: MethodSettings  # a method states its own class of settings here, for type checkers
     candidates: Tensor
+    log_weights: Tensor | None  # [n, k], of the candidates; None: there are none
     world: World = SINGLE_PROCESS  # the ranks that share the work
 
     def __init__(
@@ -181,6 +185,9 @@ class Method(nn.Module, ABC):
         self.networks = nn.ModuleList(make_network() for _ in range(networks))
         # The run folder keeps the candidate sets; no need to write them into every checkpoint again.
         self.register_buffer("candidates", problem.candidates, persistent=False)
+        given = problem.weights
+        log_weights = None if given is None else log_candidate_weights(given, problem.candidates)
+        self.register_buffer("log_weights", log_weights, persistent=False)
         self.phase = "training"
 
     # --- training ---------------------------------------------------------------------------------------------
@@ -211,6 +218,9 @@ class Method(nn.Module, ABC):
     def metrics(self) -> dict[str, float]:
         """Return the method's own numbers for this epoch's line in `metrics.jsonl`. May synchronise."""
         return {}
+
+    def log_weights_of(self, batch: Batch) -> Tensor | None:
+        return None if self.log_weights is None else self.log_weights[batch.index]
 
     # --- several ranks ----------------------------------------------------------------------------------------
 

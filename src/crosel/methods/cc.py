@@ -41,5 +41,5 @@ class CC(Method):
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
-        loss = cc_loss(self.networks[0](batch[self.settings.view]), self.candidates[batch.index])
-        return Losses(loss)
+        logits = self.networks[0](batch[self.settings.view])
+        return Losses(cc_loss(logits, self.candidates[batch.index], self.log_weights_of(batch)))

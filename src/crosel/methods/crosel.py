@@ -75,9 +75,11 @@ def average_outputs(outputs: Tensor, of: Literal["logits", "probabilities"] = "l
     return torch.softmax(outputs.float(), dim=2).mean(dim=0)
 
 
-def comix_targets(logits: Tensor, candidates: Tensor, temperature: float | Tensor) -> Tensor:
-    """Eq. (7): p^(1/T) restricted to S and renormalised. Carries no gradient."""
-    return candidate_probabilities(logits.detach(), candidates, temperature)
+def comix_targets(
+    logits: Tensor, candidates: Tensor, temperature: float | Tensor, log_weights: Tensor | None = None
+) -> Tensor:
+    """Eq. (7): (w p)^(1/T) restricted to S and renormalised, with the candidates' weights w, if any. No gradient."""
+    return candidate_probabilities(logits.detach(), candidates, temperature, log_weights)
 
 
 def mixing_weight(alpha: float, count: int, generator: torch.Generator) -> Tensor:
@@ -309,7 +311,8 @@ class CroSel(Method):
         """CC's loss, for network v."""
         batch = batches[f"all_{v}"]
         logits = self.networks[v](batch[self.settings.warmup_view])
-        return {"loss": cc_loss(logits, self.outside.sets(self.candidates[batch.index], batch.index))}
+        sets = self.outside.sets(self.candidates[batch.index], batch.index)
+        return {"loss": cc_loss(logits, sets, self.log_weights_of(batch))}
 
     def _selection_losses(self, v: int, batches: Mapping[str, Batch], generator: torch.Generator) -> dict[str, Tensor]:
         """Eq. (13) and its two parts, for network v."""
@@ -330,14 +333,14 @@ class CroSel(Method):
     @torch.no_grad()
     def _mixed_views(self, network: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Eqs. (7) to (11): both views of a batch with the targets that the network itself makes, mixed."""
-        candidates = self.candidates[batch.index]
+        candidates, log_weights = self.candidates[batch.index], self.log_weights_of(batch)
         x = torch.cat([batch["weak"], batch["strong"]])
         network.train(self.settings.target_mode == "train")
         of_weak, of_strong = network(x).chunk(2)
         network.train()
         # Crossed: the weak view learns what the network says of the strong one, and the other way round.
-        targets = torch.cat([comix_targets(of_strong, candidates, self.temperature),
-                             comix_targets(of_weak, candidates, self.temperature)])  # fmt: skip
+        targets = torch.cat([comix_targets(of_strong, candidates, self.temperature, log_weights),
+                             comix_targets(of_weak, candidates, self.temperature, log_weights)])  # fmt: skip
         total = 2 * len(batch.global_index)
         weight = mixing_weight(self.settings.alpha, total if self.settings.mix_per_pair else 1, generator)
         # A random permutation as an argsort: unlike randperm it can be captured in a CUDA graph.

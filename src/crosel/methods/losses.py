@@ -12,28 +12,44 @@ def to_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def restrict(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Logits with everything outside the candidate sets, a bool or 0/1 matrix, at minus infinity."""
+def restrict(logits: Tensor, candidates: Tensor, log_weights: Tensor | None = None) -> Tensor:
+    """Logits with everything outside the candidate sets, a bool or 0/1 matrix, at minus infinity; inside, with the
+    logarithm of the candidates' weights added, if they have any: the logits of w_j p_j."""
+    if log_weights is not None:
+        logits = logits + log_weights
     return logits.masked_fill(~torch.as_tensor(candidates, device=logits.device).bool(), -torch.inf)
 
 
-def candidate_probabilities(logits: Tensor, candidates: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """Return p^(1/T) restricted to S and renormalised: a distribution on each candidate set.
+def candidate_probabilities(
+    logits: Tensor, candidates: Tensor, temperature: float | Tensor = 1.0, log_weights: Tensor | None = None
+) -> Tensor:
+    """Return (w p)^(1/T) restricted to S and renormalised: a distribution on each candidate set.
 
     softmax(f)^(1/T) is softmax(f/T) up to a factor that the renormalisation removes, so one masked softmax
     gives the result without a power, a quotient or an underflow. The maximum goes first: f/T may overflow.
     """
-    f = restrict(logits.float(), candidates)
+    f = restrict(logits.float(), candidates, log_weights)
     return torch.softmax((f - f.amax(dim=1, keepdim=True)) / temperature, dim=1)
 
 
-def cc_loss(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Classifier-consistent loss (Feng et al., 2020): mean of -log Σ_{j in S} p_j.
+def cc_loss(logits: Tensor, candidates: Tensor, log_weights: Tensor | None = None) -> Tensor:
+    """Classifier-consistent loss (Feng et al., 2020): mean of -log Σ_{j in S} w_j p_j; without weights, all w_j are 1.
 
-    Written as logsumexp(f) - logsumexp(f on S), which stays finite where the sum of probabilities underflows.
+    Written as logsumexp(f) - logsumexp(f + log w on S), which stays finite where the sum of probabilities underflows.
     """
     logits = to_float32(logits)
-    return (logits.logsumexp(dim=1) - restrict(logits, candidates).logsumexp(dim=1)).mean()
+    return (logits.logsumexp(dim=1) - restrict(logits, candidates, log_weights).logsumexp(dim=1)).mean()
+
+
+LEAST_WEIGHT = 0.01  # of the mean weight of a set: whoever listed a label did not rule it out
+
+
+def log_candidate_weights(weights: Tensor, candidates: Tensor) -> Tensor:
+    """Log of the weights scaled to a mean of 1 on each set, and 0 outside; a set without any weight has 1 for all."""
+    inside = weights.float() * candidates
+    mean = inside.sum(dim=1, keepdim=True) / candidates.sum(dim=1, keepdim=True)
+    scaled = torch.where(mean > 0, inside / mean.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    return scaled.clamp_min(LEAST_WEIGHT).log().masked_fill(~candidates, 0.0)
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

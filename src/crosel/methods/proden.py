@@ -32,14 +32,22 @@ def uniform_weights(candidates: Tensor) -> Tensor:
     return candidates.float() / candidates.sum(dim=1, keepdim=True)
 
 
+def first_weights(candidates: Tensor, log_weights: Tensor | None = None) -> Tensor:
+    """The weights at the start: the candidates' own, as shares of their set; without any, 1/|S|."""
+    if log_weights is None:
+        return uniform_weights(candidates)
+    return candidate_probabilities(torch.zeros_like(log_weights), candidates, log_weights=log_weights)
+
+
 def proden_loss(logits: Tensor, weights: Tensor) -> Tensor:
     """Mean over the batch of Σ_j w_j (-log p_j)."""
     return soft_cross_entropy(logits, weights)
 
 
-def proden_weights(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Return p_j s_j / Σ_S p without gradient: a distribution on each candidate set, float32."""
-    return candidate_probabilities(logits.detach(), candidates)
+def proden_weights(logits: Tensor, candidates: Tensor, log_weights: Tensor | None = None) -> Tensor:
+    """Return p_j s_j / Σ_S p without gradient: a distribution on each candidate set, float32. With weights of the
+    candidates, p_j becomes v_j p_j."""
+    return candidate_probabilities(logits.detach(), candidates, log_weights=log_weights)
 
 
 class PRODENSettings(MethodSettings):
@@ -59,7 +67,7 @@ class PRODEN(Method):
 
     def __init__(self, settings: PRODENSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.register_buffer("weights", uniform_weights(problem.candidates))
+        self.register_buffer("weights", first_weights(problem.candidates, self.log_weights))
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream((self.settings.view,))}
@@ -69,5 +77,6 @@ class PRODEN(Method):
         logits = self.networks[0](batch[self.settings.view])
         loss = proden_loss(logits, self.weights[batch.index])
         # The gathered rows above are a copy, so the table may change before the backward pass.
-        self.write(self.weights, batch, proden_weights(logits, self.candidates[batch.index]))
+        log_weights = self.log_weights_of(batch)
+        self.write(self.weights, batch, proden_weights(logits, self.candidates[batch.index], log_weights))
         return Losses(loss)

@@ -17,7 +17,7 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -330,7 +330,14 @@ class NetworkSettings(Settings):
     )
     width: int = Field(32, ge=1, description="channels of the first layers of small-cnn")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (512, 256), description="sizes of the hidden layers of mlp, or of the head on a backbone, by default none"
+        (512, 256),
+        description="sizes of the hidden layers of mlp; default for features: 512, or none if there are fewer rows "
+        "than features times classes (with train.weight_decay=0.01); for the head on a backbone: none",
+    )
+    scaling: Literal["standard", "robust"] | None = Field(
+        None,
+        description="inputs before the network; standard: mean 0 and deviation 1; robust: outliers are drawn in first; "
+        "default: robust for features, standard for images and embeddings",
     )
 
     @model_validator(mode="before")

@@ -36,7 +36,7 @@ from crosel.utils.files import (
     new_folder,
     remove_temporary_files,
 )
-from crosel.utils.settings import dotted
+from crosel.utils.settings import dotted, merge
 from crosel.utils.yaml_files import read_yaml
 
 logger = logging.getLogger(__name__)
@@ -47,16 +47,23 @@ FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
     "network.weights", "network.checkpointing", "train.cuda_graphs", "train.data_on", "train.folds",
 }  # fmt: skip
+# Settings whose defaults are not those of version 0.1.0.
+NEW_DEFAULTS = (
+    "data.resize", "network.scaling", "network.hidden", "augment.weak_feature_noise", "train.weight_decay",
+    "train.candidate_weights", "train.bf16",
+)  # fmt: skip
 # What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
 
 
 def _check_saved(tree: Mapping[str, Any], place: str, removed: Removed) -> RunConfig:
-    """The settings that a run has saved. Those of version 0.1.0 do not say that image files were stretched."""
+    """The settings that a run has saved. Those of version 0.1.0 do not say that image files were stretched, that
+    features had unit variance and that candidates had no weights."""
     data = tree.get("data")
     if isinstance(data, Mapping) and "resize" not in data and tree.get("source") not in published_formats():
         tree = {**tree, "data": {**data, "resize": "stretch"}}
-    return check_config(tree, place, removed)
+    before: dict[str, Any] = {"network": {"scaling": "standard"}, "train": {"candidate_weights": False}}
+    return check_config(merge(before, tree), place, removed)
 
 
 class RunFolder:
@@ -143,6 +150,19 @@ class RunFolder:
         old, damaged = self.check_settings(config)
         if damaged or old.to_yaml() != config.to_yaml():
             atomic_write(self / "config.yaml", config.to_yaml())
+
+    def with_own_values(self, config: RunConfig) -> RunConfig:
+        """The settings to go on with: the run's own where a default has changed and nobody has given a value."""
+        try:
+            old, _ = self._config_or_backup("ignore")
+        except UserError:  # said when the settings are compared
+            return config
+        sections: dict[str, Any] = {}
+        for section, _, name in (full.partition(".") for full in NEW_DEFAULTS):
+            settings = sections.get(section, getattr(config, section))
+            if name not in settings.model_fields_set:
+                sections[section] = settings.model_copy(update={name: getattr(getattr(old, section), name)})
+        return config.model_copy(update=sections)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from crosel.config import RunConfig
 from crosel.data import Dataset, draw_candidates, with_classes_of
+from crosel.data.annotate import with_weights
 from crosel.data.summary import summarise
 from crosel.errors import Interrupted, UserError
 from crosel.runs.corrections import apply_corrections, read_corrections
@@ -103,12 +104,13 @@ def train_run(
             def on_rank0() -> Session:
                 held.enter_context(folder.locked())
                 folder.check_can_hold(resume or world.restarted)
-                data = load_data(config, progress=console.on_images)
+                asked = folder.with_own_values(config) if folder.exists else config
+                data = with_weights(load_data(asked, progress=console.on_images), asked.candidates)
                 for note in data.notes:
                     logger.info(note)
                 for warning in data.remarks():
                     logger.warning(warning)
-                full = with_full_paths(resolve(config, data, device))
+                full = with_full_paths(resolve(asked, data, device))
                 _protect(held, stop, full, device)
                 held.callback(recorder.wait)  # however the run ends, what was reported as saved is on the disk
                 if folder.exists:
@@ -187,7 +189,8 @@ def _start_state(session: Session) -> StartState:
 
 def _join(start: StartState, build: Build) -> Session:
     config, sets, tensors, state = start
-    session = build(config, replace(with_classes_of(load_data(config), config.candidates), candidates=sets))
+    data = with_weights(load_data(config), config.candidates)
+    session = build(config, replace(with_classes_of(data, config.candidates), candidates=sets))
     session.restore(Checkpoint(tensors, state))
     return session
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crosel.augment import View
@@ -20,36 +22,70 @@ from crosel.utils.distributed import SINGLE_PROCESS, World
 class Normaliser(nn.Module):
     """Raw uint8 images or float features -> zero mean and unit variance for each channel or column.
 
-    Its two buffers are saved with the networks, so prediction needs nothing but the run.
+    Its buffers are saved with the networks, so prediction needs nothing but the run. With `robust`, for features, what
+    is far out is drawn in first (`soft_clip`), by the column's median and its interquartile range.
     """
 
     mean: Tensor
     std: Tensor
+    median: Tensor
+    iqr: Tensor
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, mean: Tensor, std: Tensor, median: Tensor | None = None, iqr: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
+        self.robust = median is not None
+        if self.robust:
+            self.register_buffer("median", median)
+            self.register_buffer("iqr", iqr)
 
     @classmethod
-    def of(cls, data: Dataset) -> Normaliser:
+    def of(cls, data: Dataset, robust: bool = False) -> Normaliser:
         """Use the published values where the dataset has them, otherwise those of its training examples."""
-        if data.mean is not None and data.std is not None:
-            mean, std = torch.tensor(data.mean), torch.tensor(data.std)
-        elif data.is_image:
-            mean, std = _pixel_statistics(torch.from_numpy(data.channel_counts()).double())
-        else:
-            x = torch.from_numpy(np.asarray(data.x)).double()
-            mean, std = x.mean(dim=0), x.std(dim=0, unbiased=False)
-        std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant column says nothing: leave its scale
-        shape = (-1, 1, 1) if data.is_image else (-1,)
-        return cls(mean.float().view(shape), std.float().view(shape))
+        if data.is_image:
+            if data.mean is not None and data.std is not None:
+                mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+            else:
+                mean, std = _pixel_statistics(torch.from_numpy(data.channel_counts()).double())
+            return cls(mean.float().view(-1, 1, 1), _scale(std).view(-1, 1, 1))
+        x = torch.from_numpy(np.asarray(data.x))
+        if not robust:
+            x = x.double()
+            return cls(x.mean(dim=0).float(), _scale(x.std(dim=0, unbiased=False)))
+        rows = []
+        for column in x.T:  # one by one: quantiles need a copy
+            median, iqr = _quartiles(column.numpy())
+            clipped = soft_clip((column.double() - median) / iqr)
+            rows.append((float(clipped.mean()), float(clipped.std(unbiased=False)), median, iqr))
+        mean, std, median, iqr = torch.tensor(rows, dtype=torch.float64).T
+        return cls(mean.float(), _scale(std), median.float(), iqr.float())
 
     def forward(self, x: Tensor) -> Tensor:
         raw = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         if raw.ndim == 4:  # the layout in which convolutions run fastest
             raw = raw.contiguous(memory_format=torch.channels_last)
+        if self.robust:
+            raw = soft_clip((raw - self.median) / self.iqr)
         return (raw - self.mean) / self.std
+
+
+def _scale(std: Tensor) -> Tensor:
+    """Of a constant column, which says nothing, the scale is left as it is."""
+    return torch.where(std > 1e-6, std, torch.ones_like(std)).float()
+
+
+def soft_clip(v: Tensor, bound: float = 3.0) -> Tensor:
+    """v / √(1 + (v/b)²): hardly changes what is near 0, and never exceeds b."""
+    v = v.clamp(-1e18, 1e18)  # whose square is still finite
+    return v / torch.sqrt(1 + (v / bound) ** 2)
+
+
+def _quartiles(column: NDArray[Any]) -> tuple[float, float]:
+    """Median and interquartile range; where the quartiles are the same, the standard deviation, or 1 of a constant."""
+    low, median, high = np.quantile(column.astype(np.float64), (0.25, 0.5, 0.75)).tolist()
+    spread = high - low if high - low > 1e-6 else float(column.std(dtype=np.float64))
+    return median, spread if spread > 1e-6 else 1.0
 
 
 def _pixel_statistics(counts: Tensor) -> tuple[Tensor, Tensor]:

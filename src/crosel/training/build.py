@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from types import CodeType
+from typing import Any
 
 import torch
 
@@ -51,6 +52,8 @@ from crosel.utils.text import one_line
 logger = logging.getLogger(__name__)
 
 FOLDS = 5  # for features, where training again takes little time
+FEATURE_NOISE = 0.3  # of their standard deviation
+FEW_ROWS_DECAY = 0.01  # weight decay of a linear classifier, where there are few rows
 
 
 def resolve(config: RunConfig, data: Dataset, device: torch.device | None = None) -> RunConfig:
@@ -79,8 +82,25 @@ def resolve(config: RunConfig, data: Dataset, device: torch.device | None = None
         train = train.model_copy(update={"folds": 0 if data.is_image or data.n < FOLDS * 2 else FOLDS})
     elif train.folds and train.folds > data.n:
         raise UserError(f"setting 'train.folds': {train.folds} parts of {data.n} examples; use fewer")
-    update = {"augment": augment, "network": network, "train": train, "data": data_settings(config)}
-    return config.model_copy(update=update)
+    features = not data.is_image and data.embedded_by is None
+    few = features and network.name == "mlp" and "network.hidden" in left and has_few_rows(data)
+    values: dict[str, Any] = {  # docs/real-world.md
+        "network.scaling": "robust" if features else "standard",
+        "network.hidden": network.hidden if not features else () if few else (512,),
+        "train.weight_decay": FEW_ROWS_DECAY if few else train.weight_decay,
+        "train.candidate_weights": data.weights is not None,
+        "augment.weak_feature_noise": FEATURE_NOISE if features else augment.weak_feature_noise,
+    }
+    made = {"augment": augment, "network": network, "train": train, "data": data_settings(config)}
+    for section, _, name in (full.partition(".") for full in values.keys() & left):
+        made[section] = made[section].model_copy(update={name: values[f"{section}.{name}"]})
+    return config.model_copy(update=made)
+
+
+def has_few_rows(data: Dataset) -> bool:
+    """Whether a linear classifier has more weights than there are rows of features: a hidden layer would learn by heart
+    what is wrong in the sets before it learns what speaks against it."""
+    return data.n < data.shape[0] * len(data.classes)
 
 
 def data_settings(config: RunConfig) -> DataSettings:
@@ -137,16 +157,24 @@ def open_encoder(config: RunConfig, device: torch.device | None = None) -> Backb
 def filled_from_data(config: RunConfig) -> set[str]:
     """Dotted names of what `resolve` fills in: in these a run's config may differ from what was asked for."""
     given = {
-        **{f"augment.{name}": name in config.augment.model_fields_set for name in ("flip", "cutout_fill")},
+        **{f"augment.{name}": name in config.augment.model_fields_set for name in FROM_DATA},
         "network.name": config.network.name != "auto",
-        **{f"train.{n}": config.network.name != "auto" or n in config.train.model_fields_set for n in HEAD_SETTINGS},
+        "network.scaling": config.network.scaling is not None,
+        "network.hidden": "hidden" in config.network.model_fields_set,
+        "train.lr": config.network.name != "auto" or "lr" in config.train.model_fields_set,
+        "train.weight_decay": config.network.name not in ("auto", "mlp")
+        or "weight_decay" in config.train.model_fields_set,
         "network.digest": config.network.digest is not None or not is_backbone(config.network.name),
         "network.size": config.network.size is not None or not config.network.fine_tunes,
         "data.image_size": not config.network.fine_tunes or "image_size" in config.data.model_fields_set,
         "train.bf16": config.train.bf16 != "auto",
         "train.folds": config.train.folds is not None,
+        "train.candidate_weights": config.train.candidate_weights is not None,
     }
     return {name for name, is_given in given.items() if not is_given}
+
+
+FROM_DATA = ("flip", "cutout_fill", "weak_feature_noise")  # settings of `augment`
 
 
 def middle_grey(brightest: int) -> int:
@@ -175,7 +203,8 @@ def build_session(
             "raise train.batch_size or start fewer processes"
         )
     steps = math.ceil(data.n / batch_size)
-    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs)
+    weights = torch.from_numpy(data.weights) if config.train.candidate_weights and data.weights is not None else None
+    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, weights)
     method_class = find_method(config.method.name)
     with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
         torch.default_generator.manual_seed(config.seed)
@@ -188,7 +217,7 @@ def build_session(
     method.world = world
     if world.size > 1 and config.train.batch_norm == "synchronise":
         convert_sync_batch_norm(method, world)
-    normalise = Normaliser.of(data).to(device)
+    normalise = Normaliser.of(data, config.network.scaling == "robust").to(device)
     return Session(
         config, data, device, method, normalise,
         TrainingTensors(

@@ -118,7 +118,13 @@ class Session:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Hashes that tie a checkpoint to the data and the candidate sets of its run."""
-        return {"data": self.data.fingerprint, "candidates": candidates_digest(self.data)}
+        found = {"data": self.data.fingerprint, "candidates": candidates_digest(self.data)}
+        if self.method.log_weights is not None:
+            assert self.data.weights is not None
+            found["weights of candidates"] = hashlib.sha256(np.ascontiguousarray(self.data.weights).data).hexdigest()[
+                :16
+            ]
+        return found
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and all else as JSON."""
