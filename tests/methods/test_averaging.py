@@ -36,7 +36,7 @@ def made() -> Dataset:
 
 def session(method: str = "crosel", hidden: tuple[int, ...] = (8,), **train: float | str) -> Session:
     values = {
-        "source": "made", "method": {"name": method}, "network": {"hidden": hidden},
+        "source": "made", "method": {"name": method}, "network": {"hidden": hidden, "scaling": "standard"},
         "train": {"epochs": 4, "batch_size": 16, **train},
     }  # fmt: skip
     data = made()

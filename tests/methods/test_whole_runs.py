@@ -42,8 +42,8 @@ def make_session(
 ) -> Session:
     made = make_dataset(data.x, candidates=data.sets, y=data.y, x_test=data.x_test, y_test=data.y_test, classes=K)
     values = {
-        "source": "toy", "method": {"name": method, **settings}, "network": {"hidden": hidden},
-        "augment": {"feature_noise": 0.5, "feature_drop": 0.2},
+        "source": "toy", "method": {"name": method, **settings}, "network": {"hidden": hidden, "scaling": "standard"},
+        "augment": {"feature_noise": 0.5, "feature_drop": 0.2, "weak_feature_noise": 0},
         "train": {
             "epochs": EPOCHS, "batch_size": size, "lr": LR, "weight_decay": DECAY, "schedule": "step",
             "eval_batch_size": 7,
