@@ -12,8 +12,9 @@ from crosel.errors import Diverged, Interrupted, UserError
 from crosel.runs import folds as folds_module
 from crosel.runs.folds import assign_folds, out_of_sample, read_out_of_sample
 from crosel.runs.result import Result, drawn_at_random
-from crosel.training.build import build_session, resolve
+from crosel.training.build import better_method, build_session, resolve
 from crosel.training.trainer import fit
+from crosel.utils.console import Console
 
 
 def blobs(n=60, k=3, seed=0):
@@ -29,6 +30,33 @@ def session(sets=None, settings=(), groups=None, n=60):
     values = {"source": "memory", "method": {"name": "proden"}, "train": {"epochs": 3, "folds": 3}}
     config = build_config(settings=settings, values=values)
     return build_session(resolve(config, data), data, torch.device("cpu"))
+
+
+def test_one_bar_for_all_folds():
+    shown = []
+
+    class Watch(Console):
+        def show(self, text, done=None, total=None):
+            shown.append((text, done, total))
+
+    out_of_sample(session(settings=["train.log_every=1"]), console=Watch(quiet=True))
+    assert shown[0][0] == "part 1/3  epoch 1/3"
+    assert [text for text, *_ in shown][-1] == "part 3/3  epoch 3/3"
+    done = [done for _, done, _ in shown]
+    assert done == sorted(done)
+    assert (shown[-1][1], shown[-1][2]) == (pytest.approx(3), 3)
+
+
+@pytest.mark.parametrize(("images", "rows", "method", "better"), [
+    (False, 8, "proden", None), (False, 8, "crosel", "proden"), (False, 8, "cc", "proden"),
+    (False, 5, "crosel", None), (False, 5, "proden", "crosel"), (True, 8, "crosel", None),
+])  # fmt: skip
+def test_the_method_for_features_is_named(images, rows, method, better):
+    """8 rows for 3 features and 2 classes are many: a linear classifier has 6 weights."""
+    x = np.zeros((rows, 4, 4), np.uint8) if images else np.zeros((rows, 3))
+    data = make_dataset(x, np.ones((rows, 2), bool))
+    config = build_config(values={"source": "memory", "method": {"name": method}})
+    assert better_method(build_session(resolve(config, data), data, torch.device("cpu"))) == better
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 2), (11, 3), (7, 7)])

@@ -181,9 +181,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             warnings.warn(line, stacklevel=2)
         with self._console() as console:
             train(session, (console,))
+            judged = out_of_sample(session, make_network=network, trust_code=True, console=console)
         self.classes_ = classes
         self.history_ = History(session.progress.rows)
-        judged = out_of_sample(session, make_network=network, trust_code=True)
         result = Result.of(session, out_of_sample=judged)
         self.label_error_ = result.error
         self.transduction_ = self.classes_[result.labels]

@@ -20,8 +20,10 @@ from crosel.data.dataset import only_rows
 from crosel.errors import Diverged, UserError
 from crosel.nn.networks import NetworkFactory
 from crosel.training.build import build_session
+from crosel.training.callbacks import Callback, Row
 from crosel.training.session import Session
 from crosel.training.trainer import fit, predicted_probabilities
+from crosel.utils.console import Console
 from crosel.utils.files import atomic_write_with
 from crosel.utils.reading import ArraySpec, read_arrays
 
@@ -44,6 +46,7 @@ def out_of_sample(
     make_network: NetworkFactory | None = None,
     trust_code: bool = False,
     stop_requested: Callable[[], bool] = lambda: False,
+    console: Console | None = None,
 ) -> NDArray[np.float32] | None:
     """Probabilities [n, k] of the training examples by networks that trained on the other folds; None: no folds.
 
@@ -65,7 +68,8 @@ def out_of_sample(
         logger.info(f"labels are judged out of sample: {folds} trainings on all but one of {folds} parts each")
     for k in np.flatnonzero(~done):
         try:
-            part = _held_out(session, fold == k, int(k), make_network, trust_code, stop_requested)
+            shown: tuple[Callback, ...] = () if console is None else (_Progress(console, int(k), folds),)
+            part = _held_out(session, fold == k, int(k), make_network, trust_code, stop_requested, shown)
         except Diverged as error:  # the run itself is finished and well
             logger.warning(f"labels cannot be judged out of sample: without part {k + 1} of {folds}, {error}")
             return None
@@ -95,14 +99,30 @@ def _held_out(
     make_network: NetworkFactory | None,
     trust_code: bool,
     stop_requested: Callable[[], bool],
+    callbacks: tuple[Callback, ...],
 ) -> NDArray[np.float32]:
     """Train on the other examples and their sets, and return probabilities [m, k] of those that are held out."""
     config, data = fold_config(session.config, fold), session.data
     rest = replace(only_rows(data, np.flatnonzero(~held_out)), y=None, x_test=None, y_test=None)
     other = build_session(config, rest, session.device, make_network, trust_code)
-    fit(other, (), stop_requested)
+    fit(other, callbacks, stop_requested)
     found: NDArray[np.float32] = predicted_probabilities(other, data.x[held_out]).float().numpy()
     return found
+
+
+class _Progress:
+    """One bar for all folds, as a callback of the training loop."""
+
+    def __init__(self, console: Console, fold: int, folds: int) -> None:
+        self.console, self.fold, self.folds = console, fold, folds
+
+    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
+        epochs = session.config.train.epochs
+        done = self.fold + ((epoch - 1) * session.steps + step) / (epochs * session.steps)
+        self.console.show(f"part {self.fold + 1}/{self.folds}  epoch {epoch}/{epochs}", done, self.folds)
+
+    def on_checkpoint(self, session: Session) -> None: ...
+    def on_epoch(self, session: Session, row: Row) -> None: ...
 
 
 # --- the file, from which a killed run goes on with the next fold -------------------------------------------------

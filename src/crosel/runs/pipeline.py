@@ -29,7 +29,7 @@ from crosel.runs.folder import RunFolder, load_data, with_full_paths
 from crosel.runs.folds import out_of_sample
 from crosel.runs.recorder import Recorder
 from crosel.runs.result import Result
-from crosel.training.build import build_session, check_batch_size, resolve
+from crosel.training.build import better_method, build_session, check_batch_size, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers
 from crosel.training.checkpoint import Checkpoint
 from crosel.training.session import Session
@@ -132,7 +132,9 @@ def train_run(
                     held.callback(callback.close)
                 fit(session, (recorder, console, *others), stop)
                 recorder.wait()  # the report shows the last epoch, too
-                judged = out_of_sample(session, folder / "folds.npz", trust_code=trust_code, stop_requested=stop)
+                judged = out_of_sample(
+                    session, folder / "folds.npz", trust_code=trust_code, stop_requested=stop, console=console
+                )
                 finish(folder, session, write_report, judged)
             return session
     except Interrupted:
@@ -211,3 +213,5 @@ def finish(
         logger.info(note)
     for warning in result.warnings():
         logger.warning(warning)
+    if other := better_method(session):
+        logger.info(f"on rows of features like these, another method did better in our trials: --method {other}")

@@ -115,6 +115,15 @@ def side_of(network: NetworkSettings) -> int:
     return network.size or int(picture_settings(network.name)["input_size"][1])
 
 
+def better_method(session: Session) -> str | None:
+    """The method that did best on rows of features like these (docs/real-world.md), if it is another."""
+    data = session.data
+    if data.is_image or data.embedded_by is not None:
+        return None
+    best = "crosel" if has_few_rows(data) else "proden"
+    return None if session.method.name == best else best
+
+
 PHOTOGRAPH = 64  # image files with more pixels than this on their short side are learnt from on a backbone
 
 
