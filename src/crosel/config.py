@@ -177,8 +177,9 @@ def build_config(
     return check_config(with_backbone_defaults(tree))
 
 
-# A linear head on embeddings, and fine-tuning: chosen on held-out training images (docs/recipes/photographs.md).
+# A linear head on embeddings of images and of texts: chosen on other examples than those of the recipes' tables.
 HEAD_SETTINGS = {"lr": 0.01, "weight_decay": 0.1}
+TEXT_HEAD = {"lr": 0.01, "weight_decay": 0.03}
 FINE_TUNING = {
     "optimiser": "adamw", "lr": 0.001, "weight_decay": 0.05, "epochs": 20, "lr_ramp": 1, "eval_batch_size": 64
 }  # fmt: skip
@@ -190,7 +191,8 @@ def with_backbone_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     name = network.get("name") if isinstance(network, Mapping) else None
     if not isinstance(network, Mapping) or not isinstance(name, str) or not is_backbone(name):
         return tree
-    return merge({"train": HEAD_SETTINGS if network.get("freeze", True) is True else FINE_TUNING}, tree)
+    head = TEXT_HEAD if name.startswith("text/") else HEAD_SETTINGS
+    return merge({"train": head if network.get("freeze", True) is True else FINE_TUNING}, tree)
 
 
 def _epochs(tree: Mapping[str, Any]) -> int | None:
