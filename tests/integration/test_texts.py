@@ -27,7 +27,11 @@ from crosel.nn.backbones import open_backbone
 
 NAME = "text/tiny"
 WORDS = {"cat": "purrs and meows", "dog": "barks at night", "fox": "steals the goose"}
-SETTINGS = ("--set", f"network.name={NAME}", "--set", "train.epochs=15", "--set", "train.batch_size=8")
+# Few texts, each with a number of its own: more decay than by default.
+SETTINGS = (
+    "--set", f"network.name={NAME}", "--set", "train.epochs=15", "--set", "train.batch_size=8",
+    "--set", "train.weight_decay=0.1",
+)  # fmt: skip
 
 
 class Passes:
@@ -209,7 +213,9 @@ def test_report_shows_the_texts(tmp_path: Path, crosel_cli: CroselCli, library: 
 def test_estimator_takes_texts(tmp_path: Path, library: type[Passes]) -> None:
     some = rows(90)
     texts, sets = [row["text"] for row in some], [row["candidates"] for row in some]
-    model = crosel.PartialLabelClassifier("cc", network=NAME, epochs=15, batch_size=8).fit(texts, sets)
+    model = crosel.PartialLabelClassifier(
+        "cc", network=NAME, epochs=15, batch_size=8, train_settings={"weight_decay": 0.1}
+    ).fit(texts, sets)
     assert library.count == 91
     assert model.score(texts, [row["label"] for row in some]) == 1
     assert model._model.config["train"]["lr"] == 0.01
