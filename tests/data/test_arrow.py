@@ -14,6 +14,8 @@ from PIL import Image
 
 from crosel.data import DataSettings, load
 from crosel.data.formats import InputSpec
+from crosel.data.formats.arrow import Arrow
+from crosel.data.images import decode
 from crosel.data.sources import open_inputs, read_inputs
 from crosel.errors import UserError
 
@@ -120,6 +122,31 @@ def test_numbers_of_classes_are_names(tmp_path: Path) -> None:
     assert data.y is None  # -1: unknown
     assert data.candidates is not None
     assert data.candidates.tolist() == [[True, True, False], [False, True, False]]
+
+
+def test_images_of_a_parquet_file_are_read_when_they_are_needed(tmp_path: Path) -> None:
+    """A file may be larger than the memory: only a few groups of its rows are held at once."""
+    rng, rows = np.random.default_rng(0), 400
+    pixels = rng.integers(0, 256, (rows, 24, 24, 3), dtype=np.uint8)
+    cells = []
+    for image in pixels:
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "PNG")
+        cells.append({"bytes": stream.getvalue(), "path": None})
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"image": cells, "label": [f"c{i % 2}" for i in range(rows)]}), path, row_group_size=10)
+    table, _ = Arrow().table(path, DataSettings())
+    before = pa.total_allocated_bytes()
+    images = table.columns["path"]
+    assert len({image.where for image in images}) == rows
+    order = [*range(rows - 1, -1, -30), *range(rows)]
+    for row in order:
+        assert np.array_equal(decode(images[row], DataSettings(image_size=24)), pixels[row])
+    held = pa.total_allocated_bytes() - before
+    assert held < path.stat().st_size / 10
+    assert before < path.stat().st_size / 10
+    data = load(str(path), settings=DataSettings(image_size=24, cache=False))
+    assert np.array_equal(data.x.transpose(0, 2, 3, 1), pixels)
 
 
 def test_images_in_the_file(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crosel.data.embeddings import FOLDER, Embedder, content_digest
+from crosel.data.embeddings import FOLDER, Embedder
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples, ImageStore, fits_in_memory
 from crosel.errors import UserError
@@ -43,10 +43,15 @@ _BATCH_BYTES = 1 << 24  # that they may take, where images are large
 
 @dataclass(frozen=True, repr=False)
 class StoredImage:
-    """An image file that lies in another file, as in a column of parquet."""
+    """An image file that lies in another file, as in a column of parquet; read when it is needed."""
 
     name: str
-    content: bytes | memoryview
+    where: str  # what tells it from all others: its file, that file's size and time of change, its row
+    read: Callable[[], bytes | memoryview]
+
+    @property
+    def content(self) -> bytes | memoryview:
+        return self.read()
 
     def exists(self) -> bool:
         return True
@@ -421,7 +426,7 @@ def _store(beside: Path, paths: Sequence[ImageSource], settings: DataSettings, s
     digest = hashlib.sha256(key.encode())
     for path in paths:
         if isinstance(path, StoredImage):
-            digest.update(b"\0" + content_digest(path.content))
+            digest.update(f"\0{path.where.removeprefix(inside)}".encode("utf-8", "surrogatepass"))
             continue
         try:
             found = os.stat(path)  # a folder that is moved as a whole keeps its store

@@ -9,9 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,7 @@ from crosel.utils.text import counted, did_you_mean, one_line, quoted, some_of
 
 logger = logging.getLogger(__name__)
 _ROWS = 1024  # rows that are held at once as Python objects
+_GROUPS = 4  # row groups of images that are kept in memory: several threads are in the same one, or the next
 _PANDAS_INDEX = "__index_level_0__"
 _LABELS = ("candidates", "label", "truth")  # roles whose numbers may stand for names
 _DICT, _INFO, _STATE = "dataset_dict.json", "dataset_info.json", "state.json"  # files that `save_to_disk` writes
@@ -37,15 +42,16 @@ _DICT, _INFO, _STATE = "dataset_dict.json", "dataset_info.json", "state.json"  #
 class _Batch:
     """Some rows; a column is converted once, when it is first asked for."""
 
-    def __init__(self, columns: Any, first: int, split: str, convert: Callable[[Any, str], list[Any]]) -> None:
-        self.columns, self.first, self.split = columns, first, split
+    def __init__(self, part: _Part, start: int, first: int, split: str, convert: _Convert) -> None:
+        self.columns, self.first, self.split = part.columns.slice(start, _ROWS), first, split
+        self.part, self.start = part, start
         self._convert = convert
         self._cells: dict[str, list[Any]] = {}
         self.numbers: list[list[float]] | None = None
 
     def cells(self, title: str) -> list[Any]:
         if title not in self._cells:
-            self._cells[title] = self._convert(self.columns.column(title), title)
+            self._cells[title] = self._convert(self, title)
         return self._cells[title]
 
 
@@ -94,10 +100,10 @@ class ArrowRows(Rows):
                 if schema.names != self.schema.names:
                     raise UserError(f"{file}: other columns than in {self._files[0]}; give all files the same")
                 for part in parts(self._wanted):
-                    for start in range(0, part.num_rows, _ROWS):
-                        rows = part.slice(start, _ROWS)
-                        yield _Batch(rows, first, self._splits[at] if self._splits else "", self._cells), rows.num_rows
-                        first += rows.num_rows
+                    for start in range(0, part.columns.num_rows, _ROWS):
+                        batch = _Batch(part, start, first, self._splits[at] if self._splits else "", self._cells)
+                        yield batch, batch.columns.num_rows
+                        first += batch.columns.num_rows
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         needed = {*self.titles.values(), *self._needed}
@@ -111,11 +117,12 @@ class ArrowRows(Rows):
             return batch.split
         return batch.cells(title)[at]
 
-    def _cells(self, column: Any, title: str) -> list[Any]:
+    def _cells(self, batch: _Batch, title: str) -> list[Any]:
         """As Python objects: images as such, and class numbers as names."""
+        column = batch.columns.column(title)
         with _readable(self.path):
             if _is_image(column.type):
-                return [_image(cell) for cell in column]
+                return [_image(cell, batch.part, title, batch.start + at) for at, cell in enumerate(column)]
             values: list[Any] = column.to_pylist()
         names = self.class_names.get(title)
         return values if names is None else [_named(value, names) for value in values]
@@ -272,20 +279,62 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {what} ({one_line(error)}); write it again") from None
 
 
-def _open(path: Path) -> tuple[Any, Callable[[list[str]], Iterator[Any]]]:
+class _RowGroups:
+    """Images of a parquet file, read again when they are needed: the file may be larger than the memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, Lock()
+        self._kept: dict[tuple[int, str], Any] = {}
+
+    def read(self, group: int, column: str, row: int) -> memoryview:
+        with self._lock, _readable(self.path):
+            if (group, column) not in self._kept:
+                found = _pyarrow("parquet").ParquetFile(self.path).read_row_group(group, columns=[column])
+                while len(self._kept) >= _GROUPS:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[group, column] = found.column(column)
+            return _content(self._kept[group, column][row])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a file as Arrow has them, and where they lie in it."""
+
+    columns: Any
+    file: str  # with its size and time of change
+    number: int
+    first: int  # row of the part's first in the row group
+    groups: _RowGroups | None = None  # None: Arrow maps the file into memory
+
+
+_Convert = Callable[[_Batch, str], list[Any]]
+
+
+def _open(path: Path) -> tuple[Any, Callable[[list[str]], Iterator[_Part]]]:
     """The schema, and what gives chosen columns part by part. Arrow files are mapped into memory, not read."""
+    about = os.stat(path)
+    name = f"{os.path.abspath(path)}\0{about.st_size}\0{about.st_mtime_ns}"
     if path.suffix.lower() in (".parquet", ".pq"):
-        file = _pyarrow("parquet").ParquetFile(path)
-        return file.schema_arrow, lambda columns: file.iter_batches(_ROWS, columns=columns)
+        file, groups = _pyarrow("parquet").ParquetFile(path), _RowGroups(path)
+
+        def row_groups(columns: list[str]) -> Iterator[_Part]:
+            for group in range(file.num_row_groups):
+                first = 0
+                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
+                    yield _Part(batch, name, group, first, groups)
+                    first += batch.num_rows
+
+        return file.schema_arrow, row_groups
     ipc, source = _pyarrow("ipc"), _pyarrow().memory_map(str(path))
     with path.open("rb") as stream:
         is_stream = stream.read(6) != b"ARROW1"
     if is_stream:
         reader = ipc.open_stream(source)
-        return reader.schema, lambda columns: (batch.select(columns) for batch in reader)
+        stream_parts = enumerate(reader)
+        return reader.schema, lambda columns: (_Part(b.select(columns), name, at, 0) for at, b in stream_parts)
     reader = ipc.open_file(source)
     batches = range(reader.num_record_batches)
-    return reader.schema, lambda columns: (reader.get_batch(at).select(columns) for at in batches)
+    return reader.schema, lambda columns: (_Part(reader.get_batch(b).select(columns), name, b, 0) for b in batches)
 
 
 def _is_list(kind: Any) -> bool:
@@ -307,17 +356,27 @@ def _is_image(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _image(cell: Any) -> StoredImage | str | None:
+def _image(cell: Any, part: _Part, title: str, at: int) -> StoredImage | str | None:
     """An image without bytes is a path."""
-    name = ""
+    name, content = "", cell
     if _pyarrow("types").is_struct(cell.type):
         if not cell.is_valid:
             return None
         path = cell["path"].as_py()
         if not cell["bytes"].is_valid:
             return path if isinstance(path, str) else None
-        name, cell = path or "", cell["bytes"]
-    return StoredImage(name, memoryview(cell.as_buffer())) if cell.is_valid else None
+        name, content = path or "", cell["bytes"]
+    if not content.is_valid:
+        return None
+    row = part.first + at
+    where = f"{part.file}\0{title}\0{part.number}\0{row}"
+    if part.groups is not None:
+        return StoredImage(name, where, partial(part.groups.read, part.number, title, row))
+    return StoredImage(name, where, partial(_content, cell))
+
+
+def _content(cell: Any) -> memoryview:
+    return memoryview((cell["bytes"] if _pyarrow("types").is_struct(cell.type) else cell).as_buffer())
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
