@@ -77,6 +77,11 @@ class TrainSettings(Settings):
         "stop",
         description="what to do with a batch whose loss or update is not finite: stop the run, or skip and count it",
     )
+    out_of_memory: Literal["halve", "stop"] = Field(
+        "halve",
+        description="what to do when a step runs out of memory: compute it in parts from then on and add up their "
+        "gradients (batch norm then sees parts, so bits differ from those with more memory), or stop the run",
+    )
     data_on: Literal["auto", "device", "host"] = Field(
         "auto",
         description="where to keep training inputs; auto: on the device if they fit, else on the host",

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from _runs import assert_same_run, metrics
-from _sessions import CPU, make_session
+from _sessions import CPU, NAMES, bits, different, make_session, small_data
 from _support import CroselCli, TinyRun, small_arrays
 
 from crosel import CroSelClassifier
-from crosel.errors import UserError
+from crosel.data.dataset import Dataset
+from crosel.errors import Interrupted, UserError
+from crosel.training import checkpoint
 from crosel.training.session import Session
+from crosel.training.trainer import fit
 from crosel.utils.out_of_memory import (
     OutOfMemoryAdvice,
     advise_while_building,
@@ -133,6 +137,104 @@ def test_an_error_on_the_way_out_hides_nothing() -> None:
         record()
     for words in ("CUBLAS_STATUS_ALLOC_FAILED when calling", "GET was unable to find an engine to execute"):
         assert is_out_of_memory(RuntimeError(words))
+
+
+# --- steps in parts -------------------------------------------------------------------------------------------------
+
+
+def little_memory(monkeypatch: pytest.MonkeyPatch, session: Session, most: int) -> list[int]:
+    """From now on a batch of more than so many examples is too large. Returns the sizes that were tried."""
+    real, sizes = type(session.method).loss, []
+
+    def loss(self: Any, batches: Any, generator: torch.Generator) -> Any:
+        sizes.append(max(len(batch.index) for batch in batches.values()))
+        losses = real(self, batches, generator)
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return losses
+
+    monkeypatch.setattr(type(session.method), "loss", loss)
+    return sizes
+
+
+PLAIN = ("network.hidden=[]", "augment.weak_feature_noise=0", "train.log_every=1")
+
+
+def features() -> Dataset:
+    return small_data(**{k: v for k, v in small_arrays(images=False).items() if k.startswith("x")})
+
+
+def test_parts_of_a_batch_learn_what_the_whole_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, parts = (make_session("cc", *PLAIN, "train.ema_decay=0.9", data=features()) for _ in range(2))
+    rows = fit(whole)
+    sizes = little_memory(monkeypatch, parts, 10)
+    again = fit(parts)
+    assert sizes[:7] == [32, 16, 8, 8, 8, 8, 8]
+    assert parts.progress.parts == 4
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "out of memory with 32 examples at once", "out of memory with 16 examples at once",
+    ]  # fmt: skip
+    for row, other in zip(rows, again, strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
+    for ours, theirs in zip(whole.method.parameters(), parts.method.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_learns_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session(name, "train.bad_batches=skip" if name == "cc" else "train.bad_batches=stop")
+    before = [p.detach().clone() for p in session.method.parameters()]
+    sizes = little_memory(monkeypatch, session, 16)
+    rows = fit(session)
+    assert sizes.count(32) == 1
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    assert any(not now.equal(old) for now, old in zip(session.method.parameters(), before, strict=True))
+
+
+def test_a_resumed_run_keeps_the_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    unbroken = make_session("crosel")
+    sizes = little_memory(monkeypatch, unbroken, 16)
+    fit(unbroken)
+    stopped, resumed = make_session("crosel"), make_session("crosel")
+    with pytest.raises(Interrupted):
+        fit(stopped, (), iter([False] * 4 + [True] * 99).__next__)
+    checkpoint.save(tmp_path, *stopped.state(), keep=1)
+    found = checkpoint.load_newest(tmp_path).checkpoint
+    assert found is not None
+    sizes.clear()
+    resumed.restore(found)
+    fit(resumed)
+    assert max(sizes) == 16
+    assert different(bits(unbroken), bits(resumed)) == []
+
+
+def test_without_halving_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session("cc", "train.out_of_memory=stop")
+    little_memory(monkeypatch, session, 16)
+    with pytest.raises(UserError, match=r"out of memory with batches of 32; try --set train\.batch_size=16"):
+        fit(session)
+
+
+def test_what_no_part_is_small_enough_for_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session("cc", *PLAIN, data=features())
+    sizes = little_memory(monkeypatch, session, 1)
+    with pytest.raises(UserError, match="out of memory with batches of 32"):
+        fit(session)
+    assert sizes == [32, 16, 8, 4, 2]
+
+
+def test_a_step_whose_weights_have_moved_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session("cc")
+
+    def after_step(self: Any, batches: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(session.method), "after_step", after_step)
+    with pytest.raises(UserError, match="out of memory with batches of 32"):
+        fit(session)
+    assert session.progress.parts == 1
 
 
 def test_who_keeps_the_error_does_not_keep_the_memory() -> None:

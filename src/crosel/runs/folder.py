@@ -46,6 +46,7 @@ Removed = Literal["refuse", "tell", "ignore"]
 FREE_TO_CHANGE = {
     "data_dir", "data.cache", "data.inputs", "data.image_root", "train.log_every", "train.keep_checkpoints",
     "network.weights", "network.checkpointing", "train.cuda_graphs", "train.data_on", "train.folds",
+    "train.out_of_memory",
 }  # fmt: skip
 # Settings whose defaults are not those of version 0.1.0.
 NEW_DEFAULTS = (

@@ -174,6 +174,9 @@ def _parse(content: bytes) -> Checkpoint:
     for name, kind in _STATE.items():
         if not isinstance(state[name], kind) or isinstance(state[name], bool):
             raise ValueError(f"{name} is not a {kind}")
+    parts = state.get("parts", 1)
+    if not isinstance(parts, int) or not 1 <= parts < 10**6:
+        raise ValueError("its steps have no number of parts")
     if not (0 <= state["epoch"] < 10**6 and 0 <= state["step"] < 10**12 and 0 <= state["seconds"] < 1e12):
         raise ValueError("its progress is inconsistent")
     for row in state["rows"]:

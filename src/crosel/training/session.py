@@ -36,6 +36,7 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
     sums: dict[str, Tensor] = field(default_factory=dict)  # losses added up over the epoch under way, on the device
     seconds: float = 0.0  # spent in the epoch under way before an interruption
+    parts: int = 1  # in which a step is computed, since it ran out of memory
 
     def end_epoch(self, row: dict[str, Any]) -> None:
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
@@ -141,7 +142,7 @@ class Session:
             tensors["generator_at_epoch_start"] = self.epoch_start
         state = {
             "epoch": p.epoch, "step": p.step, "rows": p.rows, "seconds": p.seconds,
-            "device": self.device.type, **self.fingerprints,
+            "device": self.device.type, **self.fingerprints, **({"parts": p.parts} if p.parts > 1 else {}),
         }  # fmt: skip
         return tensors, state
 
@@ -178,7 +179,7 @@ class Session:
         sums = strip_prefix("sums", saved.tensors) if step else {}
         self.progress = Progress(
             saved.state["epoch"], step, saved.state["rows"],
-            {name: value.to(self.device) for name, value in sums.items()}, seconds,
+            {name: value.to(self.device) for name, value in sums.items()}, seconds, saved.state.get("parts", 1),
         )  # fmt: skip
 
 

@@ -40,12 +40,12 @@ class OutOfMemoryAdvice:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
             return
-        _free_frames(error)
+        free_frames(error)
         where = "GPU memory" if self.device.type == "cuda" else "memory"
         raise UserError(f"out of {where} {self.doing}; {self.remedy}") from None
 
 
-def _free_frames(error: BaseException | None) -> None:
+def free_frames(error: BaseException | None) -> None:
     """Release the tensors that the failed calls held: keeping the error must not keep the memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
