@@ -53,14 +53,14 @@ def compare(
     network: list[str],
     y: np.ndarray,
     k: int,
-    pool: int,
+    drawn_from: int,
     write: WriteSource,
     sets_of: Draw,
     **about: Any,
 ) -> None:
-    """A line for each draw, method and setting. Draws are from the first `pool` examples; `about` is in each line."""
+    """A line for each draw, method and setting. Draws are from the first `drawn_from` examples; `about` is in each line."""
     methods, total = chosen(args.methods, METHODS, "--methods"), args.n + args.held_out
-    draws = [np.random.default_rng(100 + draw).permutation(pool)[:total] for draw in range(args.draws)]
+    draws = [np.random.default_rng(100 + draw).permutation(drawn_from)[:total] for draw in range(args.draws)]
     grid: list[tuple[float | None, float | None]] = [(None, None)]
     if args.search:
         grid = [(float(lr), float(decay)) for lr in args.lr.split(";") for decay in args.decay.split(";")]
