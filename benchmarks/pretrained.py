@@ -58,7 +58,7 @@ def compare(
     sets_of: Draw,
     **about: Any,
 ) -> None:
-    """A line for each draw, method and setting. Draws are from the first `drawn_from` examples; `about` is in each line."""
+    """A line for each draw, method and setting. Draws are from the first `drawn_from`; `about` is in each line."""
     methods, total = chosen(args.methods, METHODS, "--methods"), args.n + args.held_out
     draws = [np.random.default_rng(100 + draw).permutation(drawn_from)[:total] for draw in range(args.draws)]
     grid: list[tuple[float | None, float | None]] = [(None, None)]
