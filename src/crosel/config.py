@@ -185,6 +185,7 @@ def build_config(
 # A linear head on embeddings of images and of texts: chosen on other examples than those of the recipes' tables.
 HEAD_SETTINGS = {"lr": 0.01, "weight_decay": 0.1}
 TEXT_HEAD = {"lr": 0.01, "weight_decay": 0.03}
+# Usual values, not searched.
 FINE_TUNING = {
     "optimiser": "adamw", "lr": 0.001, "weight_decay": 0.05, "epochs": 20, "lr_ramp": 1, "eval_batch_size": 64
 }  # fmt: skip

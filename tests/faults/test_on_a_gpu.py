@@ -29,6 +29,7 @@ from _on_a_gpu import (
 from _runs import ENVIRONMENT, assert_same_run
 from _sessions import NAMES, on_disk
 from _support import CroselCli
+from _timm import stand_in
 
 from crosel.data.candidates import uniform
 from crosel.data.dataset import Dataset, make_dataset
@@ -53,6 +54,16 @@ def test_same_seed_same_bits_recorded_or_not(name: str, setting: str) -> None:
     first, again, eager = (trained(name, setting, graphs) for graphs in (RECORDED, RECORDED, EAGER))
     assert_same_bits(first, again)
     assert_same_bits(first, eager)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_backbone_is_fine_tuned_to_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    settings = ("network.name=timm/tiny", "network.freeze=1", "train.optimiser=adamw", "train.bf16=true")
+    recorded, eager = (trained(name, *settings, graphs) for graphs in (RECORDED, EAGER))
+    again = trained(name, *settings, "network.checkpointing=true")
+    assert_same_bits(recorded, eager)
+    assert_same_bits(recorded, again)
 
 
 @pytest.mark.parametrize("graphs", [RECORDED, EAGER])

@@ -6,10 +6,7 @@ A small module stands in for timm; `test_pretrained.py` takes the real one.
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +15,9 @@ import yaml
 from _runs import untimed
 from _sessions import CPU, EARLY, NAMES, bits, different
 from _support import CroselCli, small_arrays
+from _timm import Tiny, stand_in
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor, nn
 
 import crosel
 from crosel.config import build_config
@@ -31,53 +28,10 @@ from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
 from crosel.training.trainer import fit
 
-CONFIG = {
-    "input_size": (3, 12, 12), "crop_pct": 0.75, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.25,) * 3,
-}  # fmt: skip
-
-
-class Tiny(nn.Module):
-    """With what real ones have: a token before all layers, a sequence of blocks, batch norm, one size of images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.ones(8))
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)) for _ in range(2)))
-        self.recomputes = False
-
-    def set_grad_checkpointing(self, enable: bool) -> None:
-        self.recomputes = enable
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.shape[1:] == (3, 12, 12), "the wrong size"
-        x = self.stem(x) + self.token[:, None, None]
-        if self.recomputes and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(self.finish, x, use_reentrant=False)  # type: ignore[no-any-return]
-        return self.finish(x)
-
-    def finish(self, x: Tensor) -> Tensor:
-        return self.blocks(x).relu().mean(dim=(2, 3))
-
 
 @pytest.fixture(autouse=True)
 def timm(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Stands in for timm; notes of every model whether it was made with pretrained weights."""
-    made: list[bool] = []
-
-    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
-        made.append(pretrained)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0 if pretrained else len(made))
-            return Tiny()
-
-    fake: Any = types.ModuleType("timm")
-    fake.list_models = lambda pretrained=False: ["tiny"]
-    fake.create_model = create_model
-    fake.get_pretrained_cfg = lambda name: types.SimpleNamespace(to_dict=lambda: CONFIG)
-    fake.data = types.SimpleNamespace(resolve_data_config=lambda args, pretrained_cfg: pretrained_cfg)
-    monkeypatch.setitem(sys.modules, "timm", fake)
-    return made
+    return stand_in(monkeypatch)
 
 
 BASE = ("network.name=timm/tiny", "network.freeze=false", "train.epochs=2", "train.batch_size=32")

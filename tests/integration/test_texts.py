@@ -208,6 +208,10 @@ def test_report_shows_the_texts(tmp_path: Path, crosel_cli: CroselCli, library: 
 
     card = load_cards(run).card(0)
     assert card["text"] == some[0]["text"]
+    exported = crosel_cli("export", run, "--out", tmp_path / "m.pt2")
+    assert exported.code == 0, exported.err
+    assert "the file takes embeddings of text/tiny, not texts" in exported.err
+    assert "features float32 [n, 64] to 3 classes" in exported.out
 
 
 def test_estimator_takes_texts(tmp_path: Path, library: type[Passes]) -> None:
