@@ -751,3 +751,21 @@ def test_a_shell_completes_the_estimators_before_torch_is_loaded() -> None:
     code = "import sys, crosel; print(set(crosel.__all__) <= set(dir(crosel)), 'torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.split() == ["True", "False"]
+
+
+def test_a_matrix_of_fractions_has_weights() -> None:
+    rng = np.random.default_rng(0)
+    x, sets = rng.normal(size=(40, 4)), rng.random((40, 3)) < 0.6
+    sets[np.arange(40), rng.integers(3, size=40)] = True
+    weights = sets * rng.uniform(0.1, 0.9, sets.shape)
+
+    def fitted(y: Any) -> PartialLabelClassifier:
+        return PartialLabelClassifier("cc", epochs=3, folds=0).fit(x, y)
+
+    plain, weighted = fitted(sets), fitted(weights)
+    assert not np.allclose(plain.predict_proba(x), weighted.predict_proba(x))
+    for same in (torch.from_numpy(weights), csr_matrix(weights)):
+        assert np.allclose(fitted(same).predict_proba(x), weighted.predict_proba(x))
+    assert weighted.score(x, weights) == weighted.score(x, sets)
+    off = PartialLabelClassifier("cc", epochs=3, folds=0, train_settings={"candidate_weights": False})
+    assert np.allclose(off.fit(x, weights).predict_proba(x), plain.predict_proba(x))

@@ -109,7 +109,7 @@ def test_a_lost_class_is_said_at_the_end(without_3: str, tmp_path: Path, crosel_
 
 
 def test_a_run_of_few_examples_says_nothing(without_3: str, tmp_path: Path, crosel_cli: CroselCli) -> None:
-    source, out = names_source(tmp_path / "digits.npz", 96), tmp_path / "run"
+    source, out = names_source(tmp_path / "digits.npz", 48), tmp_path / "run"
     settings = flags("train.epochs=2", f"network.name={without_3}")
     trained = crosel_cli("train", source, "--method", "cc", *settings, "--trust-code", "--out", out)
     assert trained.code == 0, trained.err

@@ -104,11 +104,14 @@ def test_predictions_inside_the_sets_are_counted_by_class(seed: int) -> None:
 @pytest.mark.parametrize(
     ("held", "predicted", "found"),
     [
-        (100, 0, True), (99, 0, False), (100, 1, False), (199, 1, True), (200, 2, False), (201, 2, True),
+        (100, 0, True), (99, 0, True), (99, 1, False), (11, 0, True), (10, 0, False), (100, 1, False), (199, 1, True),
+        (200, 2, False), (201, 2, True),
         (1000, 9, True), (1000, 10, False), (0, 0, False),
     ],
 )  # fmt: skip
-def test_fewer_than_one_in_a_hundred_of_at_least_a_hundred(held: int, predicted: int, found: bool) -> None:
+def test_fewer_than_one_in_a_hundred_or_none_of_at_least_ten_even_shares(
+    held: int, predicted: int, found: bool
+) -> None:
     sets = np.stack([np.arange(1000) < held, np.ones(1000, dtype=bool)], axis=1)
     assert rarely_predicted(np.array([predicted, 500]), sets) == [0] * found
 

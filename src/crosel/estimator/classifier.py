@@ -38,6 +38,7 @@ from crosel.estimator.inputs import (
     is_image_like,
     pixel_kind,
     read_candidates,
+    split_weights,
     to_host,
     to_python,
     to_uint8,
@@ -157,7 +158,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             decides which of the two, for `predict` as well). numpy, lists, tensors, pandas or polars frames. For a
             network "text/NAME", a list of texts.
         y : candidate sets, also by the name `candidates`: a bool or 0/1 matrix [n, k], a frame of that kind with
-            the classes as column names, a frame of words with a column for each annotator (the set is what anyone
+            the classes as column names, a matrix or frame of fractions that say how likely each candidate is (0: it
+            is none), a frame of words with a column for each annotator (the set is what anyone
             chose; empty cells are no votes), or a list of label lists or sets. A one-dimensional list of labels
             means sets of one.
         """
@@ -166,8 +168,10 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         config, device = self._config(), pick_device(str(self.device))
         encoder = open_encoder(config, device)
         x, pixels = self._training_inputs(X, encoder)
-        sets, classes = read_candidates(y if candidates is None else candidates, self.classes)
-        data = make_dataset(x, sets, classes=[str(label) for label in classes.tolist()], place="fit")
+        given, weights = split_weights(y if candidates is None else candidates)
+        sets, classes = read_candidates(given, self.classes)
+        names = [str(label) for label in classes.tolist()]
+        data = make_dataset(x, sets, classes=names, weights=weights, place="fit")
         factory = None if isinstance(self.network, str) else self.network
         if encoder is not None:
             data = replace(data, embedded_by=(encoder.name, encoder.digest))

@@ -123,9 +123,23 @@ def read_candidates(given: Any, classes: Any = None) -> CandidateSets:
     return _from_sets(rows, known)
 
 
+def split_weights(given: Any) -> tuple[Any, Array | None]:
+    """A matrix of fractions holds weights of candidates: the 0/1 matrix of those above 0, and the weights. All else is
+    what it was, without weights."""
+    values = to_host(given.toarray() if issparse(given) else given)
+    table = values.to_numpy() if hasattr(values, "columns") else values
+    if not isinstance(table, np.ndarray) or table.ndim != 2 or table.dtype.kind != "f":
+        return given, None
+    with np.errstate(invalid="ignore"):
+        fractions = np.isfinite(table).all() and (table >= 0).all() and (table != np.rint(table)).any()
+    if not fractions:
+        return given, None
+    return (given > 0 if hasattr(values, "columns") else table > 0), table.astype(np.float32)
+
+
 def inside(predicted: Sequence[Any], given: Any, classes: Array) -> NDArray[np.bool_]:
     """Whether each predicted label is the true one, or is in the given candidate set."""
-    rows = _as_rows(given)
+    rows = _as_rows(split_weights(given)[0])
     if len(rows) != len(predicted):
         raise UserError(f"X has {len(predicted)} examples, but y has {len(rows)}")
     if isinstance(rows, np.ndarray) and rows.ndim == 2:

@@ -43,11 +43,12 @@ def rarely_predicted(predicted: NDArray[np.int64], candidates: NDArray[np.bool_]
 
     Where all classes are as frequent and wrong labels are in the sets at random, a class is right for one in |S| of the
     examples whose sets hold it. Hardly predicted is less than a tenth of that, and never more than one in a hundred. If
-    so few sets hold a class that not even one prediction is due to it by this measure, nothing is said of it.
+    so few sets hold a class that less than ten predictions would be its even share, nothing is said of it.
     """
     held = candidates.sum(axis=0)
-    few = max(ONE_IN, TIMES_SET * held.sum() / len(candidates))
-    found = np.flatnonzero((held >= few) & (predicted * few < held))
+    enough = TIMES_SET * held.sum() / len(candidates)
+    few = max(ONE_IN, enough)  # where fewer sets than this hold a class, it is found if it is never predicted
+    found = np.flatnonzero((held >= enough) & (predicted * few < held))
     return sorted(found.tolist(), key=lambda j: predicted[j] / held[j])
 
 
