@@ -241,6 +241,23 @@ def test_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert load(str(folder / "validation")).n == 3
 
 
+def test_a_folder_of_parquet_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "hub").mkdir()
+    for part, n in (("a", 3), ("b", 2)):
+        save(tmp_path / "parts" / f"part-{part}.parquet", rows(n))
+    data = load(str(tmp_path / "parts"))
+    assert data.x[:, 0].tolist() == [0, 1, 2, 0, 1]
+    chunks = list(open_inputs(tmp_path / "parts", InputSpec(data.shape, data.columns)))
+    assert [name for chunk in chunks for name in chunk.ids] == list("01234")
+    label = {"label": ["cat", "dog", "dog"]}
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001", "validation-00000-of-00001"):
+        save(tmp_path / "hub" / f"{name}.parquet", rows(3, **label))
+    data = load(str(tmp_path / "hub"))
+    assert (data.n, data.y_test) == (6, pytest.approx([0, 1, 1]))
+    assert "only train and test are used, not validation" in caplog.text
+
+
 def test_a_saved_dataset_that_is_not_whole(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", rows())
     for state in ("{}", "[1]", '{"_data_files": [{"filename": "../x"}]}', '{"_data_files": []}'):

@@ -207,30 +207,47 @@ class Arrow(RowFormat):
 
 
 class SavedDataset(Arrow):
-    """A folder with one dataset, or with a folder for each of its splits."""
+    """A folder with one dataset, or with a folder for each of its splits; or with parquet files."""
 
     title, suffixes = "", ()
 
     def recognises(self, path: Path) -> bool:
-        return path.is_dir() and ((path / _DICT).is_file() or all((path / name).is_file() for name in (_INFO, _STATE)))
+        saved = (path / _DICT).is_file() or all((path / name).is_file() for name in (_INFO, _STATE))
+        return path.is_dir() and (saved or bool(_shards(path)))
 
     def open(self, path: Path) -> ArrowRows:
-        if not (path / _DICT).is_file():
+        if (path / _DICT).is_file():
+            return _of_splits(path, {name: partial(_data_files, path / name) for name in _split_names(path)})
+        if (path / _STATE).is_file():
             return ArrowRows(path, _data_files(path))
-        there = _split_names(path)
-        if "train" not in there:
-            raise UserError(f"{path}: there is no split 'train'; name the one to read: {path / there[0]}")
-        used = [name for name in ("train", "test") if name in there]
-        if unused := [name for name in there if name not in used]:
-            logger.warning(f"{path}: only train and test are used, not {some_of(unused, 5)}")
-        files = [(file, name) for name in used for file in _data_files(path / name)]
-        return ArrowRows(path, [file for file, _ in files], [name for _, name in files])
+        shards: dict[str, list[Path]] = {}
+        for file in _shards(path):  # as in train-00000-of-00002.parquet
+            shards.setdefault(file.stem.partition("-")[0], []).append(file)
+        if not shards.keys() <= {"train", "test", "validation"}:
+            return ArrowRows(path, [file for files in shards.values() for file in files])
+        return _of_splits(path, {name: partial(list, files) for name, files in shards.items()})
 
     def read_chunks(self, path: Path, spec: InputSpec) -> Iterator[Chunk]:
         if (path / _DICT).is_file():
             there = _split_names(path)
             raise UserError(f"{path}: has the splits {some_of(there, 8)}; name one of them: {path / there[-1]}")
         yield from super().read_chunks(path, spec)
+
+
+def _of_splits(path: Path, files_of: Mapping[str, Callable[[], list[Path]]]) -> ArrowRows:
+    """Those that a run uses, of the splits that are there."""
+    if "train" not in files_of:
+        raise UserError(f"{path}: there is no split 'train'; name the one to read: {path / next(iter(files_of))}")
+    used = [name for name in ("train", "test") if name in files_of]
+    if unused := [name for name in files_of if name not in used]:
+        logger.warning(f"{path}: only train and test are used, not {some_of(unused, 5)}")
+    files = [(file, name) for name in used for file in files_of[name]()]
+    return ArrowRows(path, [file for file, _ in files], [name for _, name in files])
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The parquet files that lie in a folder."""
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in (".parquet", ".pq") and file.is_file())
 
 
 def _split_names(folder: Path) -> list[str]:
