@@ -7,6 +7,7 @@ A small module stands in for timm; `test_pretrained.py` takes the real one.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,16 +158,35 @@ def test_the_estimator_fine_tunes_too(tmp_path: Path, timm: list[bool]) -> None:
     assert timm == [False]
 
 
-def weights(path: Path) -> str:
+def test_small_arrays_are_enlarged_in_the_exported_file_too(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    runtime: Any = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    arrays, run, settings = small_arrays(), tmp_path / "run", [f"--set={s}" for s in (*BASE[:2], "train.epochs=1")]
+    np.savez(tmp_path / "d.npz", x=arrays["x"], candidates=arrays["candidates"])
+    assert crosel_cli("train", tmp_path / "d.npz", *settings, "--method", "cc", "--out", run).code == 0
+    result = crosel_cli("export", run, "--to", "onnx", "--out", tmp_path / "m.onnx")
+    assert result.code == 0, result.err
+    assert "images uint8 [n, 8, 8, 1] to 10 classes" in result.out
+    (found,) = runtime.InferenceSession(tmp_path / "m.onnx").run(None, {"images": arrays["x"][..., None]})
+    assert crosel_cli("predict", run, tmp_path / "d.npz", "--out", tmp_path / "p.csv").code == 0
+    wanted = [float(line.split(",")[2]) for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
+    np.testing.assert_allclose(found.max(axis=1), wanted, atol=1e-5)
+
+
+def weights(path: Path) -> None:
     save_file({name: value + 1 for name, value in Tiny().state_dict().items()}, path)
-    return f"network.weights={path}"
 
 
-def test_a_run_goes_on_with_its_own_weights(tmp_path: Path, photos: Path, crosel_cli: CroselCli) -> None:
-    run, own = tmp_path / "run", weights(tmp_path / "w.safetensors")
-    settings = [f"--set={s}" for s in (*BASE[:2], "train.epochs=1", own)]
-    assert crosel_cli("train", photos / "list.csv", *settings, "--method", "cc", "--out", run).code == 0
+def test_a_run_goes_on_with_its_own_weights(
+    tmp_path: Path, photos: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
     weights(tmp_path / "w.safetensors")
+    monkeypatch.chdir(tmp_path)
+    settings = [f"--set={s}" for s in (*BASE[:2], "train.epochs=1", "network.weights=w.safetensors")]
+    assert crosel_cli("train", photos / "list.csv", *settings, "--method", "cc", "--out", run).code == 0
+    monkeypatch.chdir(photos)
+    assert crosel_cli("train", "--resume", "--out", run).code == 0
     save_file(Tiny().state_dict(), tmp_path / "w.safetensors")
     result = crosel_cli("train", "--resume", "--out", run)
     assert result.code == 2

@@ -301,6 +301,9 @@ def with_full_paths(config: RunConfig) -> RunConfig:
         update["source"] = os.path.abspath(locate(config.source, config.data_folder))
     if config.data_dir:
         update["data_dir"] = os.path.abspath(config.data_dir)
+    if config.network.weights:
+        weights = os.path.abspath(config.network.weights)
+        update["network"] = config.network.model_copy(update={"weights": weights})
     return config.model_copy(update=update)
 
 

@@ -225,7 +225,9 @@ def build_session(
         data = replace(data, mean=method.networks[0].mean, std=method.networks[0].std)
     method.world = world
     if world.size > 1 and config.train.batch_norm == "synchronise":
-        convert_sync_batch_norm(method, world)
+        heads = [network.head for network in method.modules() if isinstance(network, FineTuned)]
+        for part in heads or (method,):  # a backbone's statistics stay as they are
+            convert_sync_batch_norm(part, world)
     normalise = Normaliser.of(data, config.network.scaling == "robust").to(device)
     return Session(
         config, data, device, method, normalise,
