@@ -385,6 +385,21 @@ def test_pools_keep_their_own_indices():
     assert [sorted(row.tolist()) for row in index] == [[5, 17, 90]] * 2
 
 
+@pytest.mark.parametrize(
+    ("n", "steps", "batch"),
+    [(1000, 3, 8), (1000, 16, 64), (100, 9, 64), (97, 1, 97), (640, 10, 64), (999, 4, 300)],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_of_many_examples_the_order_is_the_same(n, steps, batch, whole, monkeypatch):
+    pool = n if whole else 3 * torch.arange(n)
+    generator, other = (torch.Generator().manual_seed(4) for _ in range(2))
+    monkeypatch.setattr("crosel.training.batches._MANY", 1 << 30)
+    plain = draw_indices(pool, steps, batch, other)
+    monkeypatch.setattr("crosel.training.batches._MANY", 50)
+    assert draw_indices(pool, steps, batch, generator).equal(plain)
+    assert torch.rand(3, generator=generator).equal(torch.rand(3, generator=other))  # it has drawn as much
+
+
 def test_order_is_random_and_follows_the_generator():
     assert torch.equal(draw(50, 5, 10, seed=1), draw(50, 5, 10, seed=1))
     assert not torch.equal(draw(50, 5, 10, seed=1), draw(50, 5, 10, seed=2))

@@ -225,7 +225,7 @@ class StoreReader:
 
     def __init__(self, store: ImageStore) -> None:
         self.path, self.records_path, self.shape, self.width = store.path, store.records_path, store.shape, store.width
-        self.checksums = store.records[:-1]
+        self.checksums = store.records[:-1].astype(np.uint32)  # what the store itself knows may go
         self.checked = np.zeros(len(self.checksums), bool)
         self.handle = open_plain(store.path, links=False)
         weakref.finalize(self, os.close, self.handle)
@@ -237,7 +237,7 @@ class StoreReader:
             read_at(self.handle, _bytes(out[start:stop]), int(rows[start]) * self.width)
         for i, row in enumerate(rows.tolist()):
             if not self.checked[row]:
-                if _checksum(row, _bytes(out[i])) != self.checksums[row]:
+                if _checksum(row, _bytes(out[i])) ^ _THERE != self.checksums[row]:
                     damaged.append(row)
                 self.checked[row] = True
         return damaged

@@ -192,7 +192,8 @@ def _start_state(session: Session) -> StartState:
 def _join(start: StartState, build: Build) -> Session:
     config, sets, tensors, state = start
     data = with_weights(load_data(config), config.candidates)
-    session = build(config, replace(with_classes_of(data, config.candidates), candidates=sets))
+    data = replace(with_classes_of(data, config.candidates), candidates=sets, ids=None, originals=None)
+    session = build(config, data)  # ids and pictures are shown by rank 0 alone
     session.restore(Checkpoint(tensors, state))
     return session
 

@@ -96,22 +96,46 @@ def _pixel_statistics(counts: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (square - mean**2).clamp_min(0).sqrt()
 
 
-def draw_indices(pool: Tensor, steps: int, batch: int, generator: torch.Generator) -> Tensor:
-    """Indices for one epoch, [steps, batch], on the pool's device: the pool in random order, again and again.
+def draw_indices(pool: Tensor | int, steps: int, batch: int, generator: torch.Generator) -> Tensor:
+    """Indices for one epoch, [steps, batch], on the generator's device: the pool (a number: so many first examples) in
+    random order, again and again.
 
     Every member comes at least once if the epoch is long enough, and no batch holds one twice unless the pool is
     smaller than a batch.
     """
-    total, n = steps * batch, len(pool)
+    total, n = steps * batch, pool if isinstance(pool, int) else len(pool)
     rounds = max(1, -(-total // n))
-    order = torch.rand(rounds, n, generator=generator, device=pool.device).argsort(dim=1)
-    for r in range(1, rounds if n >= batch else 1):
-        # This many of the current batch came from the round before: in this round they go to the back.
-        tail = r * n % batch
-        if tail:
-            seen = torch.isin(order[r], order[r - 1, n - tail :])
-            order[r] = order[r][seen.to(torch.uint8).argsort(stable=True)]
-    return pool[order.flatten()[:total]].view(steps, batch)
+    if n > _MANY and n >= batch and generator.device.type == "cpu":
+        order = _order_of_many(n, total, batch, generator)
+    else:
+        table = torch.rand(rounds, n, generator=generator, device=generator.device).argsort(dim=1)
+        for r in range(1, rounds if n >= batch else 1):
+            # This many of the current batch came from the round before: in this round they go to the back.
+            tail = r * n % batch
+            if tail:
+                seen = torch.isin(table[r], table[r - 1, n - tail :])
+                table[r] = table[r][seen.to(torch.uint8).argsort(stable=True)]
+        order = table.flatten()[:total]
+    return (order if isinstance(pool, int) else pool[order]).view(steps, batch)
+
+
+_MANY = 1 << 16  # examples of which every number that is held counts
+
+
+def _order_of_many(n: int, total: int, batch: int, generator: torch.Generator) -> Tensor:
+    """The same order, one round after the other, and nothing of a round that is not needed."""
+    out = torch.empty(total, dtype=torch.int64)
+    for start in range(0, total, n):
+        order = torch.rand(n, generator=generator).argsort()
+        end, before = min(total, start + n), out[start - start % batch : start]
+        if len(before):
+            seen = torch.zeros(n, dtype=torch.bool)
+            seen[before] = True
+            seen = seen[order]
+            fresh = order[~seen]
+            order = fresh if len(fresh) >= end - start else torch.cat([fresh, order[seen]])
+        out[start:end] = order[: end - start]
+    return out
 
 
 _BUFFERS = 3  # of each stream
@@ -206,14 +230,16 @@ class TrainingTensors:
         self.x = x if on_host else _on_device(x, device)
         self.host = PinnedLoader(self.x, device) if on_host else None
         self.views, self.normalise, self.world = views, normalise, world
-        self.all_indices = torch.arange(data.n, device=device)
+        self.n, self.device = data.n, device
 
     def draw_epoch_indices(
         self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Draw the order of every stream for one epoch."""
+        if self.host is not None:
+            self.host.begin_epoch({})  # lets go of that of the epoch before
         tables = {
-            name: draw_indices(self.all_indices if s.pool is None else s.pool, steps, batch, generator)
+            name: draw_indices(self.n if s.pool is None else s.pool, steps, batch, generator)
             for name, s in streams.items()
         }
         if self.host is not None:
@@ -229,14 +255,13 @@ class TrainingTensors:
 
     def chunks(self, rows: range, size: int) -> Iterator[tuple[slice, Tensor]]:
         """Raw examples of these rows on the device, part by part."""
-        device = self.all_indices.device
         if isinstance(self.x, Tensor):
             for start in rows[::size]:
                 part = slice(start, min(rows.stop, start + size))
-                yield part, self.x[part].to(device)
+                yield part, self.x[part].to(self.device)
             return
         for start, x in chunks(self.x, size, rows):
-            yield slice(start, start + len(x)), torch.from_numpy(x).to(device)
+            yield slice(start, start + len(x)), torch.from_numpy(x).to(self.device)
 
     def fetch(self, step: int) -> dict[str, Tensor]:
         """The raw examples of a step that have to come from the host, by stream; none where the device has them all."""

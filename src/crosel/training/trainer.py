@@ -127,6 +127,7 @@ def train_epoch(
 def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Tensor]:
     """Draw the epoch's order; when resuming inside an epoch, draw the same order again and go on from there."""
     generator, now = session.generator, session.generator.get_state()
+    session.epoch_indices = {}  # first: the order of a million examples takes its memory
     if session.progress.step and session.epoch_start is not None:
         generator.set_state(session.epoch_start)
     else:
