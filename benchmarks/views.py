@@ -52,12 +52,13 @@ def main() -> None:
     parser.add_argument("--draws", type=count, default=3)
     args = parser.parse_args()
     names, y, _ = write_images(args.data, args.work / "images", FIRST + IMAGES)
-    names, y, kept = names[FIRST:], y[FIRST:], args.work / "views.npy"
+    kept = args.work / "views.npz"
     if not kept.exists():
         backbone = open_backbone("timm/tf_efficientnet_lite0", args.weights)
         assert isinstance(backbone, ImageBackbone)
-        np.save(kept, embed(names, args.work / "images", backbone))
-    x, there = np.load(kept), done(args.out, "draw", "method", "views")
+        np.savez(kept, x=embed(names[FIRST:], args.work / "images", backbone), y=y[FIRST:], side=backbone.size)
+    found, there = np.load(kept), done(args.out, "draw", "method", "views")
+    x, y, side = found["x"], found["y"], int(found["side"])
     for draw in range(args.draws):
         order = np.random.default_rng(400 + draw).permutation(IMAGES)
         rows, held_out = order[:-HELD_OUT], order[-HELD_OUT:]
@@ -82,7 +83,12 @@ def main() -> None:
                     "n": len(rows),
                     "held_out": HELD_OUT,
                 }
-                row |= {"accuracy": accuracy, "seconds": time.perf_counter() - start, "epochs": EPOCHS // (1 + views)}
+                row |= {
+                    "side": side,
+                    "accuracy": accuracy,
+                    "seconds": time.perf_counter() - start,
+                    "epochs": EPOCHS // (1 + views),
+                }
                 add({**row, **origin("command", "platform", "cpu_count")}, args.out)
                 print(f"draw {draw}  {method:<12} {views} views: {100 * accuracy:.1f} %", flush=True)
 
