@@ -33,6 +33,7 @@ from crosel.runs.label_error import (
     within_sets,
 )
 from crosel.runs.labels import FLAGS, SELECTED, read_labels, write_labels
+from crosel.runs.missing_truth import missed_labels
 from crosel.training.metrics import predictions_per_class, rarely_predicted
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks, predicted_probabilities
@@ -46,7 +47,6 @@ logger = logging.getLogger(__name__)
 RESTORE = "restore the file, or train again with another --out"
 NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
-OUTSIDE_GAMMA = 0.9  # for methods without a threshold of their own: out-of-sample answers at least so sure are flagged
 SAVED_ENTRIES = 1 << 26  # of a table of probabilities, two bytes each; a larger one is not saved
 
 
@@ -206,8 +206,8 @@ class Result:
             test = predicted_probabilities(session, data.x_test).half().numpy()
         p, error = probabilities.numpy(), None
         if out_of_sample is not None:
-            gamma = _outside_gamma(session, outside_gamma)
-            judged = judge(out_of_sample, session, labels, [FLAGS[flag] for flag in flags], gamma)
+            asked = getattr(session.config.method, "outside_gamma", None) if outside_gamma is None else outside_gamma
+            judged = judge(out_of_sample, session, labels, [FLAGS[flag] for flag in flags], asked)
             p, labels, confidence, flags, outside, error = out_of_sample, *judged
         return cls(
             examples, labels, confidence, flags,
@@ -330,19 +330,17 @@ def _training_labels(session: Session, outside_gamma: float | None, judged: bool
     return chosen
 
 
-def _outside_gamma(session: Session, outside_gamma: float | None) -> float:
-    """How sure an answer outside the set must be to be flagged: as the method is, if it has a threshold."""
-    settings = session.config.method
-    found = (outside_gamma, getattr(settings, "outside_gamma", None), getattr(settings, "gamma", None), OUTSIDE_GAMMA)
-    return next(float(gamma) for gamma in found if gamma is not None)
-
-
 def judge(
-    probabilities: NDArray[np.float32], session: Session, trained: NDArray[np.int64], flags: list[str], gamma: float
+    probabilities: NDArray[np.float32],
+    session: Session,
+    trained: NDArray[np.int64],
+    flags: list[str],
+    gamma: float | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int8], NDArray[np.int64], LabelError]:
     """Labels, confidence, flags, labels outside the sets and what is wrong of all, by out-of-sample probabilities.
 
-    `trained` and `flags` are what the networks say that trained on the examples.
+    `trained` and `flags` are what the networks say that trained on the examples. `gamma` is how sure an answer outside
+    the set must be to be flagged; None: the data decide (`missing_truth`).
     """
     sets = session.data.candidates
     assert sets is not None
@@ -351,8 +349,11 @@ def judge(
     temperature = confidence_temperature(probabilities, sets, 1 - error.labels.value)
     labels = np.where(sets, probabilities, -1.0).argmax(axis=1)
     confidence = within_sets(probabilities, sets, temperature).max(axis=1).astype(np.float32)
-    answers = within_sets(probabilities, np.ones_like(sets), temperature)
-    outside = np.where(answers_outside(answers, sets) & (answers.max(axis=1) >= gamma), answers.argmax(axis=1), -1)
+    if gamma is None:
+        outside = missed_labels(probabilities, sets)
+    else:
+        answers = within_sets(probabilities, np.ones_like(sets), temperature)
+        outside = np.where(answers_outside(answers, sets) & (answers.max(axis=1) >= gamma), answers.argmax(axis=1), -1)
     disputed = (np.array(flags) == "disputed") | (labels != trained)
     # Without a history, a low confidence is what makes a label unsure.
     unsure = np.array(flags) == "unsure" if selects else confidence < UNSURE_BELOW
