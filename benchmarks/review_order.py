@@ -1,4 +1,4 @@
-"""Does review find errors? Wrong labels among its first cards, and how well the flag `outside` finds sets without truth.
+"""Does review find errors? Wrong labels among its first cards, and what the flag `outside` finds of sets without truth.
 
     python benchmarks/review_order.py --data DIR [--runs "lost:proden;MSRCv2:crosel"] [--out FILE]
 
