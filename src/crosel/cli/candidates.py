@@ -13,7 +13,9 @@ from crosel.cli.options import SOURCE, DataDir, set_option
 
 def candidates(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE)],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="npz file to write")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="npz file to write  [default: none, only the summary]")
+    ] = None,
     rule: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +36,7 @@ def candidates(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object")] = False,
 ) -> None:
-    """Convert data to an npz file, and summarise its sets."""
+    """Summarise candidate sets, also of votes whose inputs are not there yet; with --out, write all to an npz file."""
     from crosel.config import build_config
     from crosel.data.convert import convert
     from crosel.utils.console import Console
@@ -44,5 +46,5 @@ def candidates(
     with Console() as console:
         summary = convert(source, out, rule, seed, data, settings, console.on_images)
     typer.echo(json.dumps(summary.as_dict(), ensure_ascii=False) if json_ else "\n".join(summary.lines()))
-    if not json_:
+    if out is not None and not json_:
         typer.echo(f"written: {out}")

@@ -38,16 +38,29 @@ def labels(
         bool,
         typer.Option("--doubtful-first", help="the most doubtful labels first, instead of the order of the data"),
     ] = False,
-    from_name: Annotated[str, typer.Option(metavar="NAME", help="Label Studio: name of the choices tag")] = "label",
+    from_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Label Studio: name of the choices tag  [default: that of --tasks, or label]"
+        ),
+    ] = None,
     to_name: Annotated[
-        str, typer.Option(metavar="NAME", help="Label Studio: name of the tag that the choices label")
-    ] = "image",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Label Studio: name of the tag that the choices label  [default: that of --tasks, or image]",
+        ),
+    ] = None,
     data_key: Annotated[
         str, typer.Option(metavar="NAME", help="Label Studio: field of a task's data that holds the id")
     ] = "image",
     tasks: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Label Studio: the project's JSON export, to keep its task ids and data"),
+        typer.Option(
+            metavar="FILE",
+            help="Label Studio: the project's JSON export, to keep its task ids and data; predictions for its API are "
+            "written beside",
+        ),
     ] = None,
     data: DataDir = None,
     device: Device = "auto",

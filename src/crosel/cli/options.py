@@ -10,7 +10,24 @@ import typer
 SOURCE = "digits, cifar10, cifar100, cifar100-coarse, svhn, a file or a folder"
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda")]
-Trust = Annotated[bool, typer.Option("--trust-code", help="let network.name=module:factory import your code")]
+
+
+def _trust(given: bool) -> bool:
+    if given:
+        from crosel.methods.base import trust_method_code
+
+        trust_method_code()
+    return given
+
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        callback=_trust,
+        help="let network.name=module:factory and --method module:Class import your code",
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="folder with the published files of cifar10, …, or with moved files"),

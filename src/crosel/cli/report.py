@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from crosel.cli.options import Trust
 from crosel.errors import UserError
 
 
@@ -18,6 +19,7 @@ def report(
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG")
     ] = None,
+    trust_code: Trust = False,
 ) -> None:
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""
     from crosel.report import write_report

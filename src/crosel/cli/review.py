@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from crosel.cli.options import RunArgument
+from crosel.cli.options import RunArgument, Trust
 from crosel.utils.text import counted
 
 
@@ -20,6 +20,7 @@ def review(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write the decisions to this csv instead of opening the page")
     ] = None,
+    trust_code: Trust = False,
 ) -> None:
     """Open a local web page to look through and correct labels."""
     from crosel.review import export_corrections, serve_review

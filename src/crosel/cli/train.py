@@ -14,7 +14,10 @@ from crosel.errors import UserError
 def train(
     source: Annotated[str | None, typer.Argument(metavar="SOURCE", help=SOURCE)] = None,
     method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="method; `crosel info` lists them  [default: crosel]")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="method; `crosel info` lists them; or your own, module:Class  [default: crosel]"
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -87,7 +90,7 @@ def train(
         if world.rank:
             mute()
         built = world.from_rank0(build, lambda made: made, lambda told: told)
-        out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name}-{built.seed}"
+        out = out or Path("runs") / f"{Path(built.source).stem}-{built.method.name.replace(':', '.')}-{built.seed}"
         console = Console(quiet=world.rank > 0)
         session = train_run(
             built, out, place, resume=resume, console=console, trust_code=trust_code, corrections=corrections,

@@ -12,7 +12,7 @@ from crosel.data.settings import TableKind
 from crosel.data.text import NO_NAMES, is_number
 from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.errors import UserError
-from crosel.utils.text import did_you_mean, quoted
+from crosel.utils.text import did_you_mean, quoted, some_of
 
 # Columns with a role, under the names that tools give them.
 ROLES = {
@@ -23,6 +23,7 @@ ROLES = {
 ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
 NAME_THEM = "--set data.annotators=[NAME,NAME]"
 OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
+SHOWN = 12  # columns that an error names
 ALL_ROWS = "a task must have the same in all its rows"
 _SETS = {"candidates", "weight"}  # roles with which a row is an example with its set
 
@@ -94,6 +95,11 @@ def guess_kind(
     if others and named == others:
         return "wide-votes"
     if "label" in known:
+        if "worker" in known and _SETS.isdisjoint(known) and (name := _id_column(header, others, rows)):
+            raise UserError(
+                f"{path}, line 1: votes need a column 'id', which says what they are about; if that is {quoted(name)}, "
+                "call it 'id'"
+            )
         return "table"
     if "worker" in known and not named:
         raise UserError(
@@ -117,12 +123,26 @@ def guess_kind(
         return "scores" if numbers else "wide-votes"
     if "truth" in known:
         return "table"
-    near = did_you_mean("candidates", header)
+    near, name = did_you_mean("candidates", header), _id_column(header, others, rows)
+    hint = f"If {quoted(name)} says which example a row is about, call it 'id'. " if name else ""
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates'{near} or 'label', or an 'id' or "
-        f"'path' with votes or scores next to it; it has {', '.join(map(quoted, header[:5]))}. "
-        f"If some are annotators: {NAME_THEM}"
+        f"'path' with votes or scores next to it; it has {_listed(header)}. "
+        f"{hint}If some are annotators: {NAME_THEM}"
     )
+
+
+def _listed(header: Sequence[str]) -> str:
+    return some_of([quoted(name) for name in header], SHOWN)
+
+
+def _id_column(header: Sequence[str], columns: Sequence[int], rows: Sequence[Sequence[str]]) -> str:
+    """Which column may say what a row is about, under a name of its own: the first of words, or the only one."""
+    words = [column for column in columns if not all(is_number(row[column]) for row in rows)]
+    for column in words or columns[: len(columns) == 1]:
+        if len({row[column] for row in rows}) > 1:
+            return header[column]
+    return ""
 
 
 def _features_beside_truth(path: Path, labels: set[str], cells: set[str]) -> TableKind:

@@ -21,6 +21,8 @@ from crosel.data.vocabulary import Vocabulary
 from crosel.errors import UserError
 from crosel.utils.text import quoted
 
+NOT_READ = ("inputs not read",)  # in place of the names of features
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -48,6 +50,8 @@ def join_inputs(
 ) -> Inputs:
     """Inputs for examples known by name: from `data.inputs`, else texts if the network takes them, else features
     beside, else the images they name."""
+    if settings.sets_alone and features is None:
+        return Inputs(np.zeros((len(names), 1), np.float32), tuple(names), columns=NOT_READ)
     if settings.inputs is not None:
         return _joined(names, place, Path(settings.inputs), settings, progress)
     if settings.takes_texts:

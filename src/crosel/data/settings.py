@@ -60,6 +60,7 @@ class DataSettings(Settings):
 
     # What turns images or texts into rows of numbers: not a setting, but it decides what readers make of a file.
     _embedder: Embedder | None = PrivateAttr(None)
+    _sets_alone: bool = PrivateAttr(False)
 
     @property
     def embedder(self) -> Embedder | None:
@@ -74,6 +75,16 @@ class DataSettings(Settings):
         """The same settings for readers that embed what they read."""
         copy = self.model_copy()
         copy._embedder = embedder
+        return copy
+
+    @property
+    def sets_alone(self) -> bool:
+        """Whether votes, scores and tasks are read without what they are about."""
+        return self._sets_alone
+
+    def for_sets_alone(self) -> DataSettings:
+        copy = self.model_copy()
+        copy._sets_alone = True
         return copy
 
     def with_full_paths(self) -> DataSettings:

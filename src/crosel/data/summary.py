@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from crosel.data.dataset import Dataset
+from crosel.data.vocabulary import misspelt
 from crosel.utils.text import counted, some_of
 
 _CELLS = 1 << 24  # looked at in one go: 16 MiB
@@ -28,17 +29,15 @@ class Summary:
     never: tuple[str, ...]  # labels in no set
     together: tuple[tuple[str, ...], ...]  # labels that are in the same sets, always: nothing tells them apart
     missing: int | None  # sets without the true label; None: truth is not known
+    misspelt: tuple[str, ...] = ()  # what may be
+    in_both: int = 0  # test examples whose inputs are in the training set, too
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        what = (
-            counted(self.shape[0], "feature")
-            if len(self.shape) == 1
-            else "images of {1} x {2} x {0}".format(*self.shape)
-        )
+        what = describe_shape(self.shape)
         tests = f", {self.n_test:,} to test" * bool(self.n_test)
         out = [f"{counted(self.n, 'example')} ({what}), {counted(self.k, 'class')}{tests}"]
         out.append(f"candidates: {self.mean_size:.2f} on average; {_histogram(self.sizes)}")
@@ -59,7 +58,19 @@ class Summary:
             out.append(f"always in the same sets, so nothing tells them apart: {some_of(group, _NAMED)}")
         if len(self.together) > _NAMED:
             out.append(f"… and {len(self.together) - _NAMED} more such groups")
-        return out
+        if self.in_both:
+            out.append(
+                f"test examples that are in the training set, too: {_share(self.in_both, self.n_test)}; "
+                "accuracy on them says little"
+            )
+        return [*out, *self.misspelt]
+
+
+def describe_shape(shape: tuple[int, ...]) -> str:
+    """What an example is, for people."""
+    if not shape:
+        return "inputs not read"
+    return counted(shape[0], "feature") if len(shape) == 1 else "images of {1} x {2} x {0}".format(*shape)
 
 
 def _share(count: int, n: int) -> str:
@@ -79,13 +90,13 @@ def summarise(data: Dataset) -> Summary:
     assert sets is not None
     n, k = sets.shape
     rows = max(8, _CELLS // k // 8 * 8)  # whole bytes of packed bits in every block
-    sizes, seen = np.zeros(k + 1, dtype=np.int64), np.zeros(k, dtype=bool)
+    sizes, seen = np.zeros(k + 1, dtype=np.int64), np.zeros(k, dtype=np.int64)
     columns = [hashlib.blake2b(digest_size=16) for _ in range(k)]
     missing = 0
     for start in range(0, n, rows):
         block = sets[start : start + rows]
         sizes += np.bincount(block.sum(axis=1), minlength=k + 1)
-        seen |= block.any(axis=0)
+        seen += block.sum(axis=0)
         for column, bits in zip(columns, np.ascontiguousarray(np.packbits(block, axis=0).T), strict=True):
             column.update(bits)
         if data.y is not None:
@@ -101,5 +112,18 @@ def summarise(data: Dataset) -> Summary:
         singletons=int(sizes[1]), full=int(sizes[k]),
         never=tuple(name for name, there in zip(data.classes, seen, strict=True) if not there),
         together=tuple(tuple(names) for names in groups.values() if len(names) > 1),
-        missing=missing if data.y is not None else None, notes=data.notes,
+        missing=missing if data.y is not None else None,
+        misspelt=tuple(misspelt(dict(zip(data.classes, seen.tolist(), strict=True)))),
+        in_both=_in_both(data), notes=data.notes,
     )  # fmt: skip
+
+
+def _in_both(data: Dataset) -> int:
+    """Test examples whose inputs, to the bit, are in the training set. Images that stay on disk are not compared."""
+    if not isinstance(data.x, np.ndarray) or not isinstance(data.x_test, np.ndarray):
+        return 0
+    test = [hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=16).digest() for row in data.x_test]
+    wanted = set(test)
+    train = (hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=16).digest() for row in data.x)
+    found = {digest for digest in train if digest in wanted}
+    return sum(digest in found for digest in test)

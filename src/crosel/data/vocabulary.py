@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from crosel.errors import UserError
@@ -15,6 +15,7 @@ from crosel.utils.limits import check_bytes
 from crosel.utils.text import did_you_mean, has_control_characters, quoted
 
 MAX_NAME = 1000
+OFTEN = 5  # examples from which on a label is surely meant
 MAX_DIGITS = 40  # of a number that is a name; a UUID has 39
 # In small letters, how tools print what is missing.
 _NOTHING = {"nan": math.nan, "none": None, "null": None, "<na>": None}
@@ -186,6 +187,47 @@ def _folded(name: str) -> str:
 
 def _seen(name: str) -> str:
     return "".join(c for c in name if unicodedata.category(c) != "Cf")
+
+
+def misspelt(counts: Mapping[str, int]) -> list[str]:
+    """Notes for people: labels seen once that are one letter off another, seen often. Digits are no letters."""
+    common: dict[str, list[str]] = {}
+    for name, count in counts.items():
+        if count >= OFTEN:
+            for form in {name, *_without_one(name)}:
+                common.setdefault(form, []).append(name)
+    notes = []
+    for name, count in counts.items():
+        if count != 1 or len(name) < 4:
+            continue
+        near = {other for form in (name, *_without_one(name)) for other in common.get(form, ())}
+        likely = [other for other in near if _digits(other) == _digits(name) and one_edit(name, other)]
+        if likely:
+            other = max(likely, key=counts.__getitem__)
+            notes.append(
+                f"label {quoted(name)} is there once and {quoted(other)} {counts[other]:,} times; is it misspelt?"
+            )
+    return notes[:5] + ([f"… and {len(notes) - 5} more such labels"] if len(notes) > 5 else [])
+
+
+def _without_one(name: str) -> list[str]:
+    return [name[:i] + name[i + 1 :] for i in range(len(name))]
+
+
+def _digits(name: str) -> str:
+    return re.sub(r"\D", "", name)
+
+
+def one_edit(a: str, b: str) -> bool:
+    """Whether one letter more, less or changed, or two neighbours swapped, makes one name of the other."""
+    a, b = sorted((a, b), key=len)
+    if len(b) - len(a) > 1 or a == b:
+        return False
+    first = next((i for i in range(len(a)) if a[i] != b[i]), len(a))
+    if len(a) < len(b):
+        return a[first:] == b[first + 1 :]
+    swapped = a[first : first + 2] == b[first : first + 2][::-1] and a[first + 2 :] == b[first + 2 :]
+    return swapped or a[first + 1 :] == b[first + 1 :]
 
 
 def may_be_unknown(names: Collection[str], remedy: str = "leave such cells blank") -> list[str]:

@@ -22,7 +22,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from crosel.config import RunConfig, check_config, with_backbone_defaults
+from crosel.config import RunConfig, build_config, check_config, with_backbone_defaults
 from crosel.data.dataset import as_inputs, make_dataset
 from crosel.data.embeddings import Encoder
 from crosel.errors import UserError
@@ -52,7 +52,9 @@ from crosel.estimator.model import (
     write_model,
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
+from crosel.methods.base import import_method
 from crosel.nn.networks import UserFactory
+from crosel.presets import read_preset
 from crosel.runs.folds import out_of_sample
 from crosel.runs.label_error import LabelError
 from crosel.runs.result import Result
@@ -71,8 +73,10 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     Parameters
     ----------
-    method : name of the method; `crosel info` lists them.
-    epochs, batch_size : passes over the training set; examples in a step.
+    method : name of the method; `crosel info` lists them. Or your own, "module:Class".
+    preset : settings that come with crosel, such as "own/features"; `crosel info` lists them. What is given beside it
+        counts more.
+    epochs, batch_size : passes over the training set; examples in a step. None: the preset's, or 50 and 64.
     lr : learning rate at the start; None: the default of `crosel train`, 0.05, or 0.01 on a pretrained backbone.
     network : "auto", "mlp", "small-cnn", "resnet-18", "wrn-DEPTH-WIDTH", a pretrained backbone ("timm/NAME" for images,
         "text/NAME" for texts), "module:factory", or a factory of your own:
@@ -105,6 +109,8 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     There is no `partial_fit`: the methods look at the whole training set after every epoch.
     """
 
+    preset: str | None = None  # which pickles of 0.1.0 have not
+
     # `candidates` is another name for y, not metadata that scikit-learn should route.
     __metadata_request__fit = {"candidates": UNUSED}  # noqa: RUF012
 
@@ -112,8 +118,9 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self,
         method: str = "crosel",
         *,
-        epochs: int = 50,
-        batch_size: int = 64,
+        preset: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         lr: float | None = None,
         network: str | UserFactory = "auto",
         method_settings: Mapping[str, Any] | None = None,
@@ -127,6 +134,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         verbose: bool | None = None,
     ) -> None:
         self.method = method
+        self.preset = preset
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -230,15 +238,14 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return np.asarray(x)
 
     def _config(self) -> RunConfig:
+        if ":" in str(self.method):  # whoever names code in a Python program could as well have called it
+            import_method(str(self.method))
         train_values = check_settings("train_settings", self.train_settings)
         for name in ("epochs", "batch_size", "lr", "folds"):
             if name in train_values:
                 raise UserError(f"train_settings: '{name}' is a separate parameter of the classifier")
-        train_values |= {"epochs": self.epochs, "batch_size": self.batch_size}
-        if self.lr is not None:
-            train_values["lr"] = self.lr
-        if self.folds is not None:
-            train_values["folds"] = self.folds
+        own = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "folds": self.folds}
+        train_values |= {name: value for name, value in own.items() if value is not None}
         network = check_settings("network_settings", self.network_settings)
         if not isinstance(self.network, str) and (not callable(self.network) or isinstance(self.network, nn.Module)):
             raise UserError(
@@ -250,9 +257,19 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             "augment": check_settings("augment_settings", self.augment_settings),
             "network": {**network, "name": self.network if isinstance(self.network, str) else OWN_NETWORK},
         }  # fmt: skip
+        if self.preset is not None:
+            return self._config_of_preset(str(self.preset), tree)
         return check_config(
             with_backbone_defaults(to_python(tree)), warn=lambda line: warnings.warn(line, FutureWarning, stacklevel=7)
         )
+
+    def _config_of_preset(self, preset: str, tree: dict[str, Any]) -> RunConfig:
+        if self.network == "auto":  # the preset's, if it has one
+            tree["network"].pop("name")
+        named = read_preset(preset).get("method", {}).get("name", "crosel")
+        if named != self.method:
+            raise UserError(f"preset '{preset}' is for method '{named}', not '{self.method}'; give method='{named}'")
+        return build_config(preset=preset, values=to_python(tree)).model_copy(update={"candidates": None})
 
     def _method_values(self) -> dict[str, Any]:
         values = check_settings("method_settings", self.method_settings)
@@ -372,6 +389,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
+        tags.input_tags.sparse = True
         return tags
 
 
@@ -382,28 +400,31 @@ class CroSelClassifier(PartialLabelClassifier):
 
     Parameters
     ----------
-    warmup : epochs of CC before the networks learn from selected labels; None: two fifths of all epochs.
-    gamma : confidence that a label must exceed, on average over the history, to be selected.
-    bank_length : epochs of history.
-    lambda_cr : weight of the co-mix loss.
-    temperature : sharpens the pseudo labels of co-mix; 1: not at all.
-    alpha : parameter of MixUp's Beta distribution.
-    networks : 2, or 1, which selects for itself.
+    Each is None by default: as the preset has it, or as below.
+
+    warmup : epochs of CC before the networks learn from selected labels; two fifths of all epochs.
+    gamma : confidence that a label must exceed, on average over the history, to be selected; 0.9.
+    bank_length : epochs of history; 3.
+    lambda_cr : weight of the co-mix loss; 4.
+    temperature : sharpens the pseudo labels of co-mix (1: not at all); 0.5.
+    alpha : parameter of MixUp's Beta distribution; 0.25.
+    networks : 2, or 1, which selects for itself; 2.
     """
 
     def __init__(
         self,
         *,
-        epochs: int = 50,
-        batch_size: int = 64,
+        preset: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         lr: float | None = None,
         warmup: int | None = None,
-        gamma: float = 0.9,
-        bank_length: int = 3,
-        lambda_cr: float = 4.0,
-        temperature: float = 0.5,
-        alpha: float = 0.25,
-        networks: int = 2,
+        gamma: float | None = None,
+        bank_length: int | None = None,
+        lambda_cr: float | None = None,
+        temperature: float | None = None,
+        alpha: float | None = None,
+        networks: int | None = None,
         network: str | UserFactory = "auto",
         method_settings: Mapping[str, Any] | None = None,
         train_settings: Mapping[str, Any] | None = None,
@@ -416,8 +437,8 @@ class CroSelClassifier(PartialLabelClassifier):
         verbose: bool | None = None,
     ) -> None:
         super().__init__(
-            "crosel", epochs=epochs, batch_size=batch_size, lr=lr, network=network, method_settings=method_settings,
-            train_settings=train_settings, augment_settings=augment_settings, network_settings=network_settings,
+            "crosel", preset=preset, epochs=epochs, batch_size=batch_size, lr=lr, network=network,
+            method_settings=method_settings, train_settings=train_settings, augment_settings=augment_settings, network_settings=network_settings,
             classes=classes, folds=folds, random_state=random_state, device=device, verbose=verbose,
         )  # fmt: skip
         self.warmup = warmup
@@ -433,7 +454,8 @@ class CroSelClassifier(PartialLabelClassifier):
         for name in ("warmup", "gamma", "bank_length", "lambda_cr", "temperature", "alpha", "networks"):
             if name in values:
                 raise UserError(f"method_settings: '{name}' is a separate parameter of the classifier")
-            values[name] = getattr(self, name)
+            if getattr(self, name) is not None:
+                values[name] = getattr(self, name)
         return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from crosel.data.images import embed_arrays
 from crosel.data.settings import DataSettings
 from crosel.data.texts import embed_texts
 from crosel.errors import UserError
+from crosel.utils.limits import check_bytes
 
 Array = NDArray[Any]
 
@@ -71,7 +73,10 @@ def embedded(x: Any, encoder: Encoder, kind: str | None) -> Array:
 
 
 def to_host(x: Any) -> Any:
-    """Turn tensors into arrays; leave everything else as it is."""
+    """Turn tensors and sparse matrices into arrays; leave everything else as it is."""
+    if issparse(x):
+        check_bytes(4 * math.prod(x.shape), "X, which is sparse, as a table of single precision", "fit")
+        return x.astype(np.float32).toarray()
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x
 
 

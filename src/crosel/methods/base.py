@@ -25,13 +25,17 @@ Rules that make several processes learn what one would (`utils.distributed`; wit
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import create_model
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from torch import Tensor, nn
@@ -40,7 +44,7 @@ from crosel.errors import UserError
 from crosel.methods.losses import log_candidate_weights
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.settings import Settings
-from crosel.utils.text import choose_from
+from crosel.utils.text import choose_from, one_line
 
 
 class MethodSettings(Settings):
@@ -297,9 +301,47 @@ def broken_methods() -> dict[str, str]:
     return dict(sorted(_BROKEN.items()))
 
 
+_trusts_code = False
+
+
+def trust_method_code() -> None:
+    """From now on, a method named `module:Class` may be imported."""
+    global _trusts_code
+    _trusts_code = True
+
+
+def import_method(name: str) -> type[Method]:
+    """The user's own class that a name `module:Class` stands for, known by that name from now on."""
+    if name in _METHODS:
+        return _METHODS[name]
+    module, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
+        sys.path.append(here)  # last, so that a file here takes the place of no installed package
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # whatever a module may do
+        raise UserError(
+            f"method '{name}' cannot be imported ({one_line(f'{type(error).__name__}: {error}')}); check the name, and "
+            "that its file is in the working folder or on PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UserError(f"method '{name}' is not a class derived from crosel.methods.Method; give MODULE:CLASS")
+    # By the name that leads to it, in the run's config too.
+    settings = create_model(found.Settings.__name__, __base__=found.Settings, name=(Literal[name], name))
+    settings.__reduce__ = lambda self: (method_settings, (self.model_dump(),))  # type: ignore[method-assign]
+    _METHODS[name] = type(
+        found.__name__, (found,), {"name": name, "Settings": settings, "__module__": found.__module__}
+    )
+    return _METHODS[name]
+
+
 def find_method(name: str) -> type[Method]:
     import crosel.methods  # noqa: F401  (its import registers our own)
 
+    if ":" in name:
+        if not _trusts_code and name not in _METHODS:
+            raise UserError(f"method '{name}' is code from outside crosel; add --trust-code if you trust it")
+        return import_method(name)
     if name in _METHODS:  # without searching installed packages, which takes longer than all else here
         return _METHODS[name]
     known = methods()

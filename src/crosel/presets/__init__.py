@@ -67,5 +67,7 @@ def read_preset(name: str) -> Mapping[str, Any]:
     """The settings of a preset."""
     known = presets()
     if name not in known:
-        raise UserError(f"unknown preset '{name}'{did_you_mean(name, known)}; crosel info lists them all")
+        crosels = [preset for preset in known if preset.endswith(f"{name}-crosel")]  # one of several that begin alike
+        near = did_you_mean(name, crosels or known)
+        raise UserError(f"unknown preset '{name}'{near}; crosel info lists them all")
     return known[name].settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,8 @@ class LabelRow(NamedTuple):
 class LabelStudio:
     """Names in the labelling config of a Label Studio project."""
 
-    from_name: str = "label"  # name of <Choices>
-    to_name: str = "image"  # name of <Image>, <Text>, …
+    from_name: str | None = None  # name of <Choices>; None: as the tasks have it, or "label"
+    to_name: str | None = None  # name of <Image>, <Text>, …; None: as the tasks have it, or "image"
     data_key: str = "image"  # the field of a task's data that holds the example's id or path
     tasks: Path | None = None  # the project's own JSON export: its tasks' ids and data are carried over
 
@@ -100,6 +100,12 @@ def write_labels(result: Result, path: Path, label_studio: LabelStudio | None = 
         names = label_studio or LabelStudio()
         _check_images(result, names, path)
         atomic_write_with(path, lambda stream: _write_list(label_studio_tasks(result, names), stream))
+        if names.tasks is not None:
+            beside = path.with_name(f"{path.stem}.predictions.json")
+            atomic_write_with(
+                beside, lambda stream: _write_list(api_predictions(label_studio_tasks(result, names)), stream)
+            )
+            logger.info(f"for Label Studio's API, each to be posted to /api/predictions: {beside}")
 
 
 def _check_images(result: Result, names: LabelStudio, path: Path) -> None:
@@ -119,9 +125,10 @@ def _check_images(result: Result, names: LabelStudio, path: Path) -> None:
 def write_outside(result: Result, path: Path) -> int:
     """Write the labels that the sets seem to miss, as csv for `crosel train --corrections`; return their number."""
     check_label_suffix(path, only_outside=True)
-    if result.selected is None:
+    if result.selected is None and result.error is None:
         raise UserError(
-            "the run's method keeps no history, so no label outside a set is known; leave out --only-outside"
+            "the run's method keeps no history, so no label outside a set is known; leave out --only-outside, or train "
+            "with --folds 5"
         )
     rows = [row for row in label_rows(result) if row.outside_label is not None]
     lines = [csv_line((row.id, str(row.outside_label), row.flag)) for row in rows]
@@ -163,6 +170,7 @@ def label_arrays(result: Result) -> dict[str, Any]:
 def label_studio_tasks(result: Result, names: LabelStudio) -> Iterator[dict[str, Any]]:
     """Tasks with one prediction each, to be imported; with `names.tasks`, the project's own tasks."""
     known = None if names.tasks is None else _exported_tasks(names.tasks)
+    from_name, to_name = _control_names(known or {}, names)
     for row in label_rows(result):
         task: dict[str, Any] = {"data": {names.data_key: row.id}}
         if known is not None:
@@ -170,11 +178,40 @@ def label_studio_tasks(result: Result, names: LabelStudio) -> Iterator[dict[str,
                 raise UserError(f"{names.tasks}: task {row.id!r} of the run is missing; export the project again")
             task = {key: known[row.id][key] for key in ("id", "data") if key in known[row.id]}
         choice = {
-            "from_name": names.from_name, "to_name": names.to_name, "type": "choices",
+            "from_name": from_name, "to_name": to_name, "type": "choices",
             "value": {"choices": [row.label]},
         }  # fmt: skip
         prediction = {"model_version": "crosel", "score": row.confidence, "result": [choice]}
         yield task | {"predictions": [prediction]}
+
+
+def api_predictions(tasks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The predictions of tasks that a project has already, as its API takes them."""
+    for task in tasks:
+        if "id" in task:
+            yield {"task": task["id"], **task["predictions"][0]}
+
+
+def _control_names(tasks: Mapping[str, Mapping[str, Any]], names: LabelStudio) -> tuple[str, str]:
+    """The names in the project's labelling config: as given, as its export has them, or Label Studio's usual ones."""
+    found = {
+        (str(answer.get("from_name", "")), str(answer.get("to_name", "")))
+        for task in tasks.values()
+        for given in _dicts(task.get("annotations", task.get("completions")))
+        for answer in _dicts(given.get("result"))
+        if isinstance(answer.get("value"), dict) and "choices" in answer["value"]
+    }
+    if names.from_name is not None:
+        found = {pair for pair in found if pair[0] == names.from_name}
+    if len({name for name, _ in found}) > 1:
+        options = ", ".join(quoted(name) for name, _ in sorted(found))
+        raise UserError(f"{names.tasks}: there are choices with the names {options}; say which: --from-name NAME")
+    from_name, to_name = min(found, default=("", ""))
+    return names.from_name or from_name or "label", names.to_name or to_name or "image"
+
+
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _exported_tasks(path: Path) -> dict[str, Mapping[str, Any]]:

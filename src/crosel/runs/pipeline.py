@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,8 +23,9 @@ from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.data.annotate import with_weights
 from crosel.data.summary import summarise
 from crosel.errors import Interrupted, UserError
+from crosel.nn.networks import network_name
 from crosel.runs.corrections import apply_corrections, read_corrections
-from crosel.runs.environment import command_line, environment
+from crosel.runs.environment import command_line, environment, hardware
 from crosel.runs.folder import RunFolder, load_data, with_full_paths
 from crosel.runs.folds import out_of_sample
 from crosel.runs.recorder import Recorder
@@ -37,6 +38,7 @@ from crosel.training.trainer import fit
 from crosel.utils.console import Console
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.out_of_memory import advise_while_building
+from crosel.utils.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -154,12 +156,28 @@ def _start(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, co
     data = apply_corrections(data, known)
     session = build(config, data)  # before anything is written: this may raise a UserError
     check_batch_size(session)
-    folder.create(config, data, environment(command_line(), session.device), corrected=sorted(known))
+    about = environment(command_line(), session.device)
+    folder.create(config, data, about, corrected=sorted(known))
     if corrections and not known:
         logger.warning(f"{corrections}: no known label in it, so nothing is corrected")
-    for warning in (*config.remarks(), *summarise(data).remarks()):
+    summary = summarise(data)
+    read = f"read {config.source}: {summary.lines()[0]}; {summary.mean_size:.2f} candidates on average"
+    for line in (read, _plan(session, about)):
+        logger.info(line)
+    for warning in (*config.remarks(), *summary.remarks()):
         logger.warning(warning)
     return session
+
+
+def _plan(session: Session, about: Mapping[str, Any]) -> str:
+    """What a run is going to do."""
+    config, networks = session.config, len(session.method.networks)
+    name = network_name(config.network, session.data.shape)
+    folds = f", then {config.train.folds} times for labels out of sample" if config.train.folds else ""
+    return (
+        f"train: {session.method.title}, {counted(networks, 'network')} {name}, {counted(config.train.epochs, 'epoch')} of "
+        f"{counted(session.steps, 'step')}, on {hardware(about)}{folds}"
+    )
 
 
 def _resume(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, corrections: Path | None) -> Session:

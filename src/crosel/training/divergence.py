@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FINITE_STEPS = "good_steps"  # in `Progress.sums`: steps before the first loss that is not finite
 SKIPPED_BATCHES = "skipped_batches"  # in `Progress.sums` and in metrics.jsonl: steps that were undone
-_SHOWN_IDS = 32
+_SHOWN_IDS = 5
 _OUTLIER = 1000.0  # times the largest value of the batch's median example
 _UNUSUAL = 10.0  # times the default of a method's setting, or its part
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
-from crosel.utils.text import percent
+from crosel.utils.text import duration, percent
 
 if TYPE_CHECKING:  # `--help` needs none of them, and rich is imported when it first draws
     from rich.console import RenderableType
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # `--help` needs none of them, and rich is imported when it f
     from crosel.training.session import Session
 
 Self = TypeVar("Self", bound="Screen")
+SOON, LONG = 2.0, 10.0  # seconds after which time can be estimated, and from which on it is worth a word
 
 
 _SHARES = (
@@ -127,6 +128,8 @@ class Console(Screen):
     """Shows how a run goes (as a callback of the training loop), a download, or other work with a known end."""
 
     _bar: Progress | None = None
+    _since: tuple[float, int] | None = None  # when the first step was told, and which it was
+    _told = False  # how long all will take
 
     def show(self, text: str, done: float | None = None, total: float | None = None) -> None:
         """Show a text, with a bar if the end is known; nothing where there is no terminal."""
@@ -148,15 +151,32 @@ class Console(Screen):
         self.show(f"reading images {done}/{total}", done, total)
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        epochs = session.config.train.epochs
+        epochs, done = session.config.train.epochs, (epoch - 1) * session.steps + step
+        now, first = time.monotonic(), self._since
+        if first is None:
+            self._since = now, done
+        elif not self._told and now - first[0] > SOON and done > first[1]:
+            self._tell((now - first[0]) / (done - first[1]) * (epochs * session.steps - done), session)
         text = f"epoch {epoch}/{epochs}  step {step}/{session.steps}  loss {loss:.4f}"
-        self.show(text, (epoch - 1) * session.steps + step, epochs * session.steps)
+        self.show(text, done, epochs * session.steps)
 
     def on_checkpoint(self, session: Session) -> None:
         pass
 
     def on_epoch(self, session: Session, row: Row) -> None:
-        self.say(epoch_line(row, session.config.train.epochs))
+        epochs = session.config.train.epochs
+        left = row["seconds"] * (epochs - row["epoch"])
+        if not self._told:
+            self._tell(left, session)
+        self.say(epoch_line(row, epochs) + (f"  {duration(left)} left" if left > LONG else ""))
+
+    def _tell(self, left: float, session: Session) -> None:
+        """How long it will take, once it can be known; folds train again, each with a part of the examples less."""
+        train = session.config.train
+        self._told, whole = True, left * train.epochs / max(1, train.epochs - session.progress.epoch)
+        left += whole * max(0, (train.folds or 0) - 1)
+        if left > LONG:
+            self.say(f"this will take about {duration(left)}")
 
 
 # --- what modules log ---------------------------------------------------------------------------------------------
