@@ -438,8 +438,9 @@ class CroSelClassifier(PartialLabelClassifier):
     ) -> None:
         super().__init__(
             "crosel", preset=preset, epochs=epochs, batch_size=batch_size, lr=lr, network=network,
-            method_settings=method_settings, train_settings=train_settings, augment_settings=augment_settings, network_settings=network_settings,
-            classes=classes, folds=folds, random_state=random_state, device=device, verbose=verbose,
+            method_settings=method_settings, train_settings=train_settings, augment_settings=augment_settings,
+            network_settings=network_settings, classes=classes, folds=folds, random_state=random_state, device=device,
+            verbose=verbose,
         )  # fmt: skip
         self.warmup = warmup
         self.gamma = gamma

@@ -310,6 +310,11 @@ def trust_method_code() -> None:
     _trusts_code = True
 
 
+class _ImportedSettings(MethodSettings):
+    def __reduce__(self) -> Any:  # another rank imports the method, too
+        return method_settings, (self.model_dump(),)
+
+
 def import_method(name: str) -> type[Method]:
     """The user's own class that a name `module:Class` stands for, known by that name from now on."""
     if name in _METHODS:
@@ -327,11 +332,10 @@ def import_method(name: str) -> type[Method]:
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"method '{name}' is not a class derived from crosel.methods.Method; give MODULE:CLASS")
     # By the name that leads to it, in the run's config too.
-    settings = create_model(found.Settings.__name__, __base__=found.Settings, name=(Literal[name], name))
-    settings.__reduce__ = lambda self: (method_settings, (self.model_dump(),))  # type: ignore[method-assign]
-    _METHODS[name] = type(
-        found.__name__, (found,), {"name": name, "Settings": settings, "__module__": found.__module__}
-    )
+    field: Any = (Literal[name], name)
+    settings = create_model(found.Settings.__name__, __base__=(_ImportedSettings, found.Settings), name=field)
+    body = {"name": name, "Settings": settings, "__module__": found.__module__}
+    _METHODS[name] = type(found.__name__, (found,), body)
     return _METHODS[name]
 
 

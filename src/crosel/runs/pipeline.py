@@ -175,7 +175,7 @@ def _plan(session: Session, about: Mapping[str, Any]) -> str:
     name = network_name(config.network, session.data.shape)
     folds = f", then {config.train.folds} times for labels out of sample" if config.train.folds else ""
     return (
-        f"train: {session.method.title}, {counted(networks, 'network')} {name}, {counted(config.train.epochs, 'epoch')} of "
+        f"train: {session.method.title}, {counted(networks, 'network')} ({name}), {config.train.epochs} epochs of "
         f"{counted(session.steps, 'step')}, on {hardware(about)}{folds}"
     )
 
