@@ -64,6 +64,7 @@ def test_a_bad_loss_stops_with_step_ids_and_cause(name: str, value: float) -> No
     looked_at = torch.unique(torch.cat([table[1] for table in session.epoch_indices.values()])).tolist()
     assert caught.value.ids == tuple(f"pic-{i}" for i in looked_at)
     assert f"Examples in the batch: pic-{looked_at[0]}, pic-{looked_at[1]}, " in text
+    assert text.endswith(f"and {len(looked_at) - 5} more")
     assert "\n" not in text
 
 

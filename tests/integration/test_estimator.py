@@ -24,7 +24,7 @@ from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_blobs
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -106,9 +106,34 @@ def test_learns_and_reports_labels() -> None:
 
 
 def test_named_parameters_have_the_defaults_of_the_method() -> None:
-    params = CroSelClassifier().get_params()
-    for name in ("warmup", "gamma", "bank_length", "lambda_cr", "temperature", "alpha", "networks"):
-        assert params[name] == CroSelSettings.model_fields[name].default
+    names = ("gamma", "bank_length", "lambda_cr", "temperature", "alpha", "networks")
+    given = {name: CroSelSettings.model_fields[name].default for name in names}
+    assert CroSelClassifier()._config() == CroSelClassifier(epochs=50, batch_size=64, **given)._config()
+
+
+def test_presets_are_those_of_crosel_train_and_what_is_given_counts_more() -> None:
+    ours = CroSelClassifier(preset="own/features", epochs=7, gamma=0.8)._config()
+    settings = ["train.epochs=7", "method.gamma=0.8"]
+    theirs = build_config(preset="own/features", settings=settings, values={"source": "memory"})
+    assert ours == theirs
+    with pytest.raises(UserError, match="is for method 'crosel'"):
+        small("cc", preset="own/features").fit(*problem()[::2])
+    with pytest.raises(UserError, match="did you mean 'own/features'"):
+        small("crosel", preset="own/feature").fit(*problem()[::2])
+
+
+def test_sparse_features_are_what_they_are_as_a_table() -> None:
+    x, _, sets = problem()
+    x = np.where(x > 0, x, 0).astype(np.float32)
+    dense, sparse = small().fit(x, sets), small().fit(csr_matrix(x), sets)
+    np.testing.assert_array_equal(sparse.predict_proba(csr_matrix(x)), dense.predict_proba(x))
+
+
+def test_cross_validation_takes_sets_and_matrices() -> None:
+    x, _, sets = problem()
+    named = [set(np.flatnonzero(row).tolist()) for row in sets]
+    by_sets, by_matrix = (cross_val_score(small(), x, y, cv=KFold(3)) for y in (named, sets))
+    np.testing.assert_array_equal(by_sets, by_matrix)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5, 50])
@@ -385,7 +410,6 @@ SETS4 = np.array([[1, 0], [1, 1], [0, 1], [1, 1]])
         (X4[:0], SETS4[:0], "0 sample"),
         ([[1, 2], [3]], [0, 1], "inhomogeneous"),
         (np.array([["a", "b"]] * 4), SETS4, "not compatible with arrays of bytes/strings"),
-        (csr_matrix(X4), SETS4, "[Ss]parse"),
         (np.where(X4 == 3, np.nan, X4), SETS4, "NaN in row 1, column 1"),
         (np.full((4, 2, 2), -1.0), SETS4, r"must lie in 0\.\.255"),
         (np.full((4, 2, 2), 300), SETS4, r"must lie in 0\.\.255"),

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import shlex
 import shutil
 import subprocess
@@ -29,8 +30,9 @@ from crosel.bench.execution import Options
 from crosel.bench.progress import Progress
 from crosel.config import build_config, check_config
 from crosel.estimator import CroSelClassifier
-from crosel.methods import methods
+from crosel.methods import base, methods
 from crosel.presets import presets
+from crosel.runs.folder import RunFolder
 from crosel.utils.console import Console, log_lines, mute
 from crosel.utils.settings import dotted
 
@@ -475,7 +477,9 @@ def test_info_lists_all_settings(crosel_cli: CroselCli) -> None:
 
 def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
     result = crosel_cli("train", image_npz, *TINY, "--out", tmp_path / "run")
-    rows, lines = rows_of(tmp_path / "run"), result.err.splitlines()
+    rows, (read, plan, *lines) = rows_of(tmp_path / "run"), result.err.splitlines()
+    assert read.startswith(f"read {image_npz}: 96 examples (images of 8 x 8 x 1), 10 classes, ")
+    assert plan.startswith("train: CroSel, 2 networks (small-cnn), 4 epochs of ")
     assert len(lines) == len(rows) == 4
     for row, line in zip(rows, lines, strict=True):
         assert line.startswith(f"epoch {row['epoch']}/4  {row['phase']}")
@@ -489,8 +493,63 @@ def test_what_nothing_can_be_learnt_of_is_said_at_the_start(tmp_path: Path, cros
     sets = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]] * 8, dtype=bool)
     np.savez(tmp_path / "d.npz", x=np.arange(48.0).reshape(24, 2), candidates=sets, classes=["cat", "dog", "fox"])
     command = ("train", tmp_path / "d.npz", "--method", "cc", "--set", "train.epochs=1", "--out", tmp_path / "run")
-    first = crosel_cli(*command).err.splitlines()[0]
-    assert first == "always in the same sets, so nothing tells them apart: cat, dog"
+    said = crosel_cli(*command).err.splitlines()[2]
+    assert said == "always in the same sets, so nothing tells them apart: cat, dog"
+
+
+def test_the_time_that_is_left_is_told_where_it_is_long(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    train = SimpleNamespace(epochs=9, folds=5)
+    session: Any = SimpleNamespace(config=SimpleNamespace(train=train), progress=SimpleNamespace(epoch=1))
+    for epoch in (1, 2, 9):
+        console.on_epoch(session, {"epoch": epoch, "phase": "training", "loss": 1.0, "seconds": 60.0})
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "this will take about 44 min 00 s"  # 8 more epochs, and 4 times 9
+    assert [line.rpartition("  ")[2] for line in lines] == ["8 min 00 s left", "7 min 00 s left", "60.0 s"]
+
+
+METHOD = """
+from typing import Literal
+import torch
+from crosel.losses import candidate_probabilities, soft_cross_entropy
+from crosel.methods.base import Losses, Method, MethodSettings, Stream
+class AverageSettings(MethodSettings):
+    name: Literal["average"] = "average"
+    power: float = 1.0
+class Average(Method):
+    name, title, paper, Settings = "average", "Averaging", "folklore", AverageSettings
+    def streams(self): return {"all": Stream(("weak",))}
+    def loss(self, batches, generator):
+        batch = batches["all"]
+        logits, sets = self.networks[0](batch["weak"]), self.candidates[batch.index]
+        return Losses(soft_cross_entropy(logits, candidate_probabilities(torch.zeros_like(logits), sets)))
+"""
+
+
+def test_a_method_of_ones_own_by_its_name(
+    tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
+    monkeypatch.setattr(base, "_trusts_code", False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "average_of_mine.py").write_text(METHOD)
+    run = tmp_path / "run"
+    train = ("train", image_npz, "--method", "average_of_mine:Average", "--set", "train.epochs=1", "--out", run)
+    refused = crosel_cli(*train)
+    assert (refused.code, "--trust-code" in refused.err, run.exists()) == (2, True, False)
+    assert "average_of_mine" not in sys.modules
+    assert crosel_cli(*train, "--set", "method.power=2", "--trust-code").code == 0
+    assert "name: average_of_mine:Average\n  power: 2.0" in (run / "config.yaml").read_text()
+    config = RunFolder(run).read_config()
+    assert pickle.loads(pickle.dumps(config)) == config  # as it goes to other ranks
+    base._METHODS.pop("average_of_mine:Average")
+    base._trusts_code = False
+    assert "--trust-code" in crosel_cli("labels", run, "--out", tmp_path / "l.csv").err
+    assert crosel_cli("labels", run, "--out", tmp_path / "l.csv", "--trust-code").code == 0
+    wrong = crosel_cli(*train[:3], "average_of_mine:Averag", "--trust-code")
+    assert (wrong.code, "cannot be imported" in wrong.err, len(wrong.err.splitlines())) == (2, True, 1)
 
 
 def test_live_line_on_a_terminal_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

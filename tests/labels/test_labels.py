@@ -220,6 +220,31 @@ def test_label_studio_tasks_are_carried_over(tmp_path):
     assert [task.get("id") for task in tasks] == [1, 2, 3, 4, None]
     assert [task["data"] for task in tasks[3:]] == [{"image": "4.png", "z": [4]}, {"image": "six"}]
     assert [t["predictions"][0]["result"][0]["value"]["choices"] for t in tasks] == [[name] for name in CLASSES]
+    posted = json.loads((tmp_path / "l.predictions.json").read_text(encoding="utf-8"))
+    assert [entry.pop("task") for entry in posted] == [1, 2, 3, 4]
+    assert posted == [task["predictions"][0] for task in tasks[:4]]
+
+
+def test_label_studio_names_are_those_of_the_project(tmp_path):
+    def task(number, *names):
+        answers = [{"from_name": f, "to_name": t, "value": {"choices": ["x"]}} for f, t in names]
+        return {"id": number, "data": {"photo": "p"}, "annotations": [{"result": [{"value": {"rating": 1}}, *answers]}]}
+
+    export, out = tmp_path / "export.json", tmp_path / "l.json"
+    result = make_result(ids=("1", "2", "3", "4", "5"))
+
+    def names(**given):
+        write_labels(result, out, LabelStudio(tasks=export, **given))
+        answer = json.loads(out.read_text(encoding="utf-8"))[0]["predictions"][0]["result"][0]
+        return answer["from_name"], answer["to_name"]
+
+    export.write_text(json.dumps([task(i, *([("breed", "photo")] if i == 2 else [])) for i in range(1, 6)]))
+    assert names() == ("breed", "photo")
+    assert names(to_name="picture") == ("breed", "picture")
+    export.write_text(json.dumps([task(i, ("breed", "photo"), ("mood", "photo2")) for i in range(1, 6)]))
+    assert names(from_name="mood") == ("mood", "photo2")
+    with pytest.raises(UserError, match=r"'breed', 'mood'; say which: --from-name"):
+        names()
 
 
 @pytest.mark.parametrize(
