@@ -59,7 +59,7 @@ def test_summary_for_people():
         "sets without the true label: 1 (25.0 %)",
         "a note",
     ]
-    many = make_dataset(np.zeros((40, 8, 8)), np.tri(40, dtype=bool), x_test=np.zeros((3, 8, 8)), y_test=[0, 1, 2])
+    many = make_dataset(np.zeros((40, 8, 8)), np.tri(40, dtype=bool), x_test=np.ones((3, 8, 8)), y_test=[0, 1, 2])
     lines = summarise(many).lines()
     assert lines[0] == "40 examples (images of 8 x 8 x 1), 40 classes, 3 to test"
     assert lines[1] == "candidates: 20.50 on average; sizes from 1 to 40, most often 1"
