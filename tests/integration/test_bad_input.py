@@ -28,6 +28,8 @@ def assert_refused(result: tuple[int, str, str], *parts: str) -> None:
     assert "Traceback" not in err, err
     assert code == 2, (code, out, err)
     lines = err.splitlines()
+    if lines[0].startswith("read "):  # a run that had begun, and said what it would do
+        lines = lines[2:]
     assert 1 <= len(lines) <= 2, err
     assert lines[0].startswith("crosel: ")
     for part in parts:
