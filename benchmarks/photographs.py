@@ -41,7 +41,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.work / "images"
     pool = args.pool or 2 * (args.n + args.held_out)
-    names, y, classes = write_images(args.data, folder, 2 * pool if args.search else pool)
+    names, y, classes = write_images(args.data, folder, pool + (args.n + args.held_out if args.search else 0))
 
     def write(stem: str, rows: np.ndarray, sets: np.ndarray) -> Path:
         lines = ["path,candidates,label,split"]

@@ -1,7 +1,8 @@
 """What photographs.py and texts.py share: draws of examples with candidate sets, and the same head learned from true
 labels and by the methods, on embeddings that are kept in a folder.
 
-With `--search N` each setting of a grid is tried on N other draws, of examples that are in none of the draws.
+With `--search N` each setting of a grid is tried on N other draws, of examples that are in none of the draws: those
+after the first `drawn_from`, if there are any.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def compare(
     grid: list[tuple[float | None, float | None]] = [(None, None)]
     if args.search:
         grid = [(float(lr), float(decay)) for lr in args.lr.split(";") for decay in args.decay.split(";")]
-        others = np.setdiff1d(np.arange(len(y)), np.concatenate(draws))
+        others = np.arange(drawn_from, len(y))
+        if not len(others):
+            others = np.setdiff1d(np.arange(len(y)), np.concatenate(draws))
         draws = [np.random.default_rng(300 + draw).permutation(others)[:total] for draw in range(args.search)]
     there = done(args.out, "n", "q", "draw", "method", *(("lr", "weight_decay") if args.search else ()))
     for draw, rows in enumerate(draws):
