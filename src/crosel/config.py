@@ -16,7 +16,7 @@ from crosel.data.settings import DataSettings
 from crosel.errors import UserError
 from crosel.methods.base import MethodSettings, find_method, method_settings, methods, stages
 from crosel.nn.backbones import is_backbone
-from crosel.nn.networks import NetworkSettings
+from crosel.nn.factory import NetworkSettings
 from crosel.presets import read_preset
 from crosel.utils.settings import RENAMED, Settings, declared_type, merge, parse_set, removed_settings, with_new_names
 from crosel.utils.text import did_you_mean, one_line

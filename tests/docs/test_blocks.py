@@ -29,7 +29,7 @@ NOT_RUN = {
     "docs/labels.md": 1,  # cleanlab
     "docs/missing-truth.md": 1,  # 35 runs
     "docs/real-world.md": 3,  # files that are not ours, 45 runs, a download
-    "docs/recipes/photographs.md": 2,  # a download
+    "docs/recipes/photographs.md": 3,  # downloads
     "docs/recipes/texts.md": 1,  # a download
     "docs/report.md": 2,  # a second run; a page that waits for people
     "docs/reproduce.md": 3,  # downloads, hours of a GPU

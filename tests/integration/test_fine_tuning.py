@@ -24,7 +24,8 @@ import crosel
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Interrupted, UserError
-from crosel.nn.networks import FineTuned, NetworkSettings
+from crosel.nn.factory import NetworkSettings
+from crosel.nn.fine_tuning import FineTuned
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
 from crosel.training.trainer import fit

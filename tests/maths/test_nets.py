@@ -16,17 +16,8 @@ from torch.nn import functional as F
 from crosel.config import build_config
 from crosel.data.dataset import make_dataset
 from crosel.errors import UserError
-from crosel.nn.networks import (
-    MLP,
-    Classifier,
-    NetworkSettings,
-    ResNet18,
-    SmallCNN,
-    WideResNet,
-    network_factory,
-    network_name,
-    wide_resnet,
-)
+from crosel.nn.factory import NetworkSettings, network_factory, network_name
+from crosel.nn.networks import MLP, Classifier, ResNet18, SmallCNN, WideResNet, wide_resnet
 from crosel.training.build import build_session, resolve
 
 torch.set_num_threads(1)
@@ -348,7 +339,7 @@ def test_own_factory_by_import_string(user_module):
 
 def test_own_factory_needs_trust(monkeypatch):
     """Nothing is imported before trust is given."""
-    monkeypatch.setattr("crosel.nn.networks.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("crosel.nn.factory.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
     with pytest.raises(UserError, match=r"'somewhere:build' is code from outside crosel; add --trust-code"):
         network_factory(NetworkSettings(name="somewhere:build"), (5,), 3)
 

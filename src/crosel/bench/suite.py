@@ -35,7 +35,7 @@ from crosel.bench.space import Search, check_keys, parse_search
 from crosel.config import RunConfig, build_config
 from crosel.data.sources import check_there
 from crosel.errors import UserError
-from crosel.nn.networks import check_trust
+from crosel.nn.factory import check_trust
 from crosel.utils.settings import dotted
 from crosel.utils.text import choose_from
 from crosel.utils.yaml_files import read_yaml

@@ -111,7 +111,7 @@ def failure_lines(results: Iterable[RunResult]) -> list[str]:
 
 def list_lines(runs: Sequence[BenchRun], out: Path | None = None, trust_code: bool = False) -> list[str]:
     """A line for each run: where it stands in `out`, its name, and the command that is this run alone."""
-    from crosel.nn.networks import is_user_code
+    from crosel.nn.factory import is_user_code
 
     lines = []
     for run in runs:

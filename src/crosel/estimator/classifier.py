@@ -53,7 +53,7 @@ from crosel.estimator.model import (
 )
 from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.methods.base import import_method
-from crosel.nn.networks import UserFactory
+from crosel.nn.factory import UserFactory
 from crosel.presets import read_preset
 from crosel.runs.folds import out_of_sample
 from crosel.runs.label_error import LabelError

@@ -21,7 +21,7 @@ from crosel.data.embeddings import Encoder
 from crosel.errors import UserError
 from crosel.methods.base import Method
 from crosel.nn.backbones import is_backbone
-from crosel.nn.networks import NetworkFactory, UserFactory, bind_factory
+from crosel.nn.factory import NetworkFactory, UserFactory, bind_factory
 from crosel.training.batches import Normaliser
 from crosel.training.build import build_session, open_encoder
 from crosel.training.callbacks import Row

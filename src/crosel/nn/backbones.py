@@ -2,8 +2,8 @@
 
 A frozen backbone stays as it was trained: each example passes through it once (`crosel.data.embeddings`), and a head
 is trained on what comes out. Size, crop, mean and deviation are the backbone's own. Fine-tuned, it is a network like
-others (`crosel.nn.networks.FineTuned`). No code of a user's runs: weights come from timm or sentence-transformers, or
-from a file with tensors alone (`network.weights`).
+others (`crosel.nn.fine_tuning`). No code of a user's runs: weights come from timm or sentence-transformers, or from a
+file with tensors alone (`network.weights`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 import crosel
 from crosel.errors import UserError
 from crosel.nn.backbones import ImageBackbone, TextBackbone
-from crosel.nn.networks import is_user_code, user_code_error
+from crosel.nn.factory import is_user_code, user_code_error
 from crosel.runs.folder import load_run
 from crosel.training.build import open_encoder
 from crosel.training.devices import compute_context

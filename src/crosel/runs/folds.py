@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from crosel.config import RunConfig
 from crosel.data.dataset import only_rows
 from crosel.errors import Diverged, UserError
-from crosel.nn.networks import NetworkFactory
+from crosel.nn.factory import NetworkFactory
 from crosel.training.build import build_session
 from crosel.training.callbacks import Callback, Row
 from crosel.training.session import Session

@@ -23,7 +23,7 @@ from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.data.annotate import with_weights
 from crosel.data.summary import summarise
 from crosel.errors import Interrupted, UserError
-from crosel.nn.networks import network_name
+from crosel.nn.factory import network_name
 from crosel.runs.corrections import apply_corrections, read_corrections
 from crosel.runs.environment import command_line, environment, hardware
 from crosel.runs.folder import RunFolder, load_data, with_full_paths

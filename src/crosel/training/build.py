@@ -32,8 +32,7 @@ from crosel.nn.backbones import (
     open_backbone,
     picture_settings,
 )
-from crosel.nn.networks import (
-    FineTuned,
+from crosel.nn.factory import (
     NetworkFactory,
     NetworkSettings,
     is_user_code,
@@ -41,6 +40,7 @@ from crosel.nn.networks import (
     network_name,
     user_code_error,
 )
+from crosel.nn.fine_tuning import FineTuned
 from crosel.nn.sync_batch_norm import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.devices import computes_in_bf16, inputs_stay_on_host

@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from crosel.errors import UserError
-from crosel.nn.networks import FineTuned
+from crosel.nn.fine_tuning import FineTuned
 from crosel.training.checkpoint import check_compatible
 from crosel.training.muon import muon_, suits_muon
 
