@@ -4,11 +4,14 @@
     python benchmarks/images_on_disk.py rates FOLDER --out results/images-on-disk/rates.jsonl
     python benchmarks/images_on_disk.py memory FOLDER --out results/images-on-disk/memory.jsonl
     python benchmarks/images_on_disk.py ranks --out results/images-on-disk/ranks.jsonl
+    python benchmarks/images_on_disk.py steps FOLDER --network timm/resnet50 --out results/images-on-disk/h200.jsonl
 
 `rates` decodes `--part` images to nowhere and to a new store in turn, then reads them back in random batches. `memory`
 runs train, predict and report as processes under a memory limit that keeps the images on disk. Their memory beyond
 the page cache (RssAnon) is sampled ten times a second. `ranks` trains with two and with four ranks on images of 8x8,
-few and many, and says by how many bytes an example a rank has grown.
+few and many, and says by how many bytes an example a rank has grown. `steps` computes the same steps in turn with
+images from the store and from the device's memory. A `--network` of timm's is fine-tuned from random weights; with it,
+`memory` only trains.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +140,31 @@ def watched(command: list[str], folder: Path, **environment: str) -> dict[str, A
             "peak_rss": peak["VmRSS"], "said": text.splitlines()[-3:]}  # fmt: skip
 
 
-def memory(folder: Path, side: int, limit: str, batch: int) -> list[dict[str, Any]]:
+def network_settings(folder: Path, network: str, side: int) -> list[str]:
+    """Settings of a small network, or of a backbone with random weights that goes on learning."""
+    if not network.startswith("timm/"):
+        (folder / "tiny_network.py").write_text(TINY)
+        return ["network.name=tiny_network:network", f"data.image_size={side}"]
+    weights = folder / "weights.safetensors"
+    if not weights.exists():
+        import timm
+        import torch
+        from safetensors.torch import save_file
+
+        torch.manual_seed(0)
+        model = timm.create_model(network.removeprefix("timm/"), pretrained=False, num_classes=0)
+        save_file(model.state_dict(), weights)
+    return [f"network.name={network}", "network.freeze=false", f"network.weights={weights}", f"network.size={side}"]
+
+
+def memory(folder: Path, side: int, limit: str, batch: int, network: str, epochs: int) -> list[dict[str, Any]]:
     work = folder / ".work"
     work.mkdir(exist_ok=True)
-    (work / "tiny_network.py").write_text(TINY)
     shutil.rmtree(work / "run", ignore_errors=True)
-    settings = ["network.name=tiny_network:network", f"data.image_size={side}", "train.epochs=2", "method.warmup=1",
-                "method.bank_length=1", "method.gamma=0.2", "method.scope=none", "method.networks=1",
-                "method.warmup_view=plain", "method.selected_view=plain", f"train.batch_size={batch}"]  # fmt: skip
+    settings = [*network_settings(work, network, side), f"train.epochs={epochs}", "method.bank_length=1",
+                "method.gamma=0.2", "method.scope=none", "method.networks=1", f"train.batch_size={batch}"]  # fmt: skip
+    if network == "tiny":
+        settings += ["method.warmup_view=plain", "method.selected_view=plain"]
     crosel = [sys.executable, "-m", "crosel"]
     sets = [part for item in settings for part in ("--set", item)]
     commands = {
@@ -150,12 +172,76 @@ def memory(folder: Path, side: int, limit: str, batch: int) -> list[dict[str, An
         "predict": ["predict", "run", str(folder / "train"), "--trust-code", "--out", "predictions.csv"],
         "report": ["report", "run", "--out", "report.html"],
     }
+    if network != "tiny":  # on a GPU for minutes
+        commands = {"train": commands["train"]}
     pixels = 3 * side * side * sum(1 for _ in folder.glob("t*/*/*.jpg"))
     return [
-        {"what": name, "pixels_bytes": pixels, "limit_gb": limit, "batch": batch}
+        {"what": name, "network": network, "epochs": epochs, "pixels_bytes": pixels, "limit_gb": limit, "batch": batch}
         | watched([*crosel, *command], work, CROSEL_MEMORY_GB=limit)
         for name, command in commands.items()
     ]
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+
+def steps(folder: Path, side: int, batch: int, count: int, rounds: int, network: str) -> Iterator[dict[str, Any]]:
+    """The same steps with images from the store and from the device's memory, in turn."""
+    import torch
+    from speed import begin, wait
+
+    from crosel.config import build_config
+    from crosel.data import draw_candidates, load
+    from crosel.data.settings import DataSettings
+    from crosel.data.store import StoredImages
+    from crosel.training.build import build_session, resolve
+    from crosel.training.devices import pick_device
+    from crosel.training.step import TrainStep
+
+    work, device = folder / ".work", pick_device("auto")
+    work.mkdir(exist_ok=True)
+    sys.path.append(str(work))  # of the small network
+    settings = [*network_settings(work, network, side), f"train.batch_size={batch}", "train.epochs=4"]
+    began = time.perf_counter()
+    data = draw_candidates(load(str(folder), settings=DataSettings(image_size=side)), "uniform:q=0.3", 0)
+    assert isinstance(data.x, StoredImages), "give a smaller --limit: these images stay in memory"
+    opened = time.perf_counter() - began
+    warm, epoch = 10, 3  # CroSel is past its warm-up in epoch 3 of 4
+    for method in ("cc", "crosel"):
+        runs, found = {}, {"store": [], "device": []}
+        for place in found:
+            own = [*settings, f"train.data_on={'host' if place == 'store' else 'device'}"]
+            config = build_config(settings=own, values={"source": str(folder), "method": {"name": method}})
+            whole = replace(data, x=np.asarray(data.x)) if place == "device" and device.type == "cpu" else data
+            session = begin(build_session(resolve(config, whole, device), whole, device, trust_code=True), epoch)
+            streams = session.method.streams()
+            table = session.train.draw_epoch_indices(
+                streams, warm + rounds * count, session.batch_size, session.generator
+            )
+            runs[place] = session, TrainStep(session), streams, table
+
+        def compute(place: str, number: int, runs: Any = runs) -> None:
+            session, step, streams, table = runs[place]
+            for _ in range(number):
+                at = session.progress.step
+                step(streams, {name: rows[at] for name, rows in table.items()}, 0.01)
+                session.progress.step += 1
+
+        for place in found:
+            compute(place, warm)
+        for number in range(rounds):
+            for place in list(found)[:: 1 if number % 2 else -1]:
+                wait(device)
+                began = time.perf_counter()
+                compute(place, count)
+                wait(device)
+                found[place].append(count * batch / (time.perf_counter() - began))
+        memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+        yield {
+            "method": method, "network": network, "side": side, "batch": batch, "images": data.n, "streams": len(table),
+            "opened_seconds": opened, "images_per_second": found, "device_memory": memory,
+            "store_by_device": statistics.median(s / d for s, d in zip(found["store"], found["device"], strict=True)),
+        }  # fmt: skip
 
 
 # --- ranks --------------------------------------------------------------------------------------------------------
@@ -232,7 +318,7 @@ def ranks(sizes: list[int], method: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = Arguments(description="More images than memory: rates, memory, ranks.")
-    parser.add_argument("what", choices=["make", "rates", "memory", "ranks", "rank"])
+    parser.add_argument("what", choices=["make", "rates", "memory", "ranks", "rank", "steps"])
     parser.add_argument("source", nargs="?", type=Path, help="folder of the images")
     parser.add_argument("--images", type=count, default=200_000)
     parser.add_argument("--side", type=count, default=160)
@@ -240,6 +326,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--limit", default="4", help="CROSEL_MEMORY_GB")
     parser.add_argument("--batch", type=count, default=256)
+    parser.add_argument("--network", default="tiny", help="tiny, or a backbone timm/NAME")
+    parser.add_argument("--epochs", type=count, default=2, help="of memory")
+    parser.add_argument("--steps", type=count, default=100, help="steps of a round")
     parser.add_argument("--sizes", default="2,4", help="numbers of ranks")
     parser.add_argument("--method", default="cc")
     parser.add_argument("--out", type=Path)
@@ -258,14 +347,18 @@ def main() -> None:
         return
     if a.out is None:
         parser.error(f"{a.what} needs --out")
+    os.environ.setdefault("CROSEL_MEMORY_GB", a.limit)
+    rows: Any
     if a.what == "ranks":
         rows = ranks([int(size) for size in a.sizes.split(",")], a.method)
     elif a.what == "rates":
         rows = [rates(a.source.resolve(), a.side, a.part, a.rounds)]
+    elif a.what == "steps":
+        rows = steps(a.source.resolve(), a.side, a.batch, a.steps, a.rounds, a.network)
     else:
-        rows = memory(a.source.resolve(), a.side, a.limit, a.batch)
+        rows = memory(a.source.resolve(), a.side, a.limit, a.batch, a.network, a.epochs)
     for row in rows:
-        add({"benchmark": a.what} | row | {"load": os.getloadavg()[0]} | origin("machine"), a.out)
+        add({"benchmark": a.what} | row | {"load": os.getloadavg()[0]} | origin("gpu", "cpu_count"), a.out)
         print(json.dumps(row))
 
 
