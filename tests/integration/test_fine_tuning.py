@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,8 +25,10 @@ import crosel
 from crosel.config import build_config
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Interrupted, UserError
+from crosel.nn import fused
 from crosel.nn.factory import NetworkSettings
 from crosel.nn.fine_tuning import FineTuned
+from crosel.nn.networks import forward_split_bn
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
 from crosel.training.trainer import fit
@@ -106,6 +109,19 @@ def test_the_middle_of_images_of_any_size_is_what_it_sees() -> None:
     wide[:, :, :, 4:16] = x
     torch.testing.assert_close(network(wide), network(x))
     assert network(torch.randn(2, 3, 5, 5)).shape == network(torch.randn(2, 3, 30, 40)).shape == (2, 3)
+
+
+def test_several_passes_are_one_where_no_example_depends_on_others() -> None:
+    batches = [torch.randn(3, 3, 12, 12), torch.randn(5, 3, 12, 12)]
+    for hidden, passes in (((), [8]), ((4,), [3, 5])):
+        network = FineTuned(Tiny(), NetworkSettings(name="timm/tiny", freeze=False, hidden=hidden), 3)
+        apart, seen = [network(x) for x in batches], []
+        network.body.stem.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(len(inputs[0])))
+        with mock.patch.object(fused, "available", return_value=True):  # as on a GPU
+            together = forward_split_bn(network, *batches)
+        assert seen == passes
+        for one, other in zip(together, apart, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 @pytest.fixture
