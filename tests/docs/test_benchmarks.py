@@ -35,6 +35,15 @@ def test_it_can_be_started(name: str) -> None:
             "speed.py: gone/cifar-10-batches-py does not",
         ),
         (("variants.py", "--out", "x.json"), "variants.py: device 'cuda': torch finds no CUDA device"),
+        (
+            ("kernels.py", "--case", "wrn-10-1", "--out", "x"),
+            "kernels.py: --case wrn-10-1: write a network and a batch",
+        ),
+        (
+            ("kernels.py", "--parts", "profil", "--out", "x"),
+            "kernels.py: --parts profil: there is no such thing (did y",
+        ),
+        (("kernels.py", "--case", "mlp 4", "--out", "x"), "kernels.py: device 'cuda': torch finds no CUDA device"),
         (("agreement.py", "steps", "--out", "x.json"), "agreement.py: device 'cuda': torch finds no CUDA device"),
         (("readers.py", "--data", "gone"), "readers.py: gone/cifar-10-batches-py does not exist"),
         (("real_world.py", "--data", "x", "--trials", "gone", "--out", "x"), "real_world.py: gone: no such file"),
@@ -112,3 +121,15 @@ def test_a_record_makes_the_folder_it_goes_to(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "new" / "folder" / "record.json").read_text(encoding="utf-8"))
     assert record["answer"] == 42
     assert "commit" in record
+
+
+def test_kernels_that_overlap_are_counted_once() -> None:
+    kernels = importlib.import_module("kernels")
+    names = ("sm90_xmma_wgrad_implicit_gemm", "moments", "sm90_xmma_fprop_implicit_gemm")
+    spans = ((0, 3000), (1000, 2000), (4000, 6000))
+    found = kernels.per_step([kernels.Kernel(name, *span) for name, span in zip(names, spans, strict=True)], 2)
+    assert found["at_once_ms"] == {"0": 0.5, "1": 2.0, "2": 0.5}
+    assert (found["span_ms"], found["busy_ms"], found["sum_ms"]) == (3.0, 2.5, 3.0)
+    assert {group: row["ms"] for group, row in found["groups"].items()} == {
+        "batch norm: moments": 0.5, "convolution: wgrad": 1.5, "convolution: forward": 1.0,
+    }  # fmt: skip
