@@ -145,7 +145,7 @@ def run_all(on: str, jobs: list[Job], out: Path, workers: int) -> None:
 
 def percent(values: list[float], digits: int) -> str:
     """Mean and standard deviation over seeds."""
-    from crosel.bench.tables.statistics import estimate
+    from crosel.bench.tables.build import estimate
 
     mean, deviation, _ = estimate([100 * value for value in values])
     return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
@@ -153,7 +153,7 @@ def percent(values: list[float], digits: int) -> str:
 
 def against_keep(rows: list[dict[str, Any]], of: list[dict[str, Any]]) -> str:
     """Mean difference from plain training with the same sets and warm-up, its standard error, and p of a t-test."""
-    from crosel.bench.tables.statistics import estimate, paired_t_test
+    from crosel.bench.tables.build import estimate, paired_t_test
 
     baseline = "keep, short" if of[0]["variant"].endswith("short") else "keep"
     plain = {(r["eta"], r["seed"]): r["accuracy"] for r in rows if r["variant"] == baseline}

@@ -32,8 +32,8 @@ from crosel.bench import (
     run_one,
     run_suite,
 )
+from crosel.bench.execution import Progress
 from crosel.bench.local import Process, command, devices, last_line, result_of
-from crosel.bench.progress import Progress
 from crosel.cli.bench import failure_lines, list_lines
 from crosel.errors import Interrupted, UserError
 from crosel.runs.folder import RunFolder

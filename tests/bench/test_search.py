@@ -14,9 +14,9 @@ import torch
 from _support import CroselCli, small_arrays
 
 from crosel.bench import EXECUTORS, BenchRun, Options, RunResult, Suite, parse_suite, run_one, run_suite, search_suite
-from crosel.bench.progress import Progress
+from crosel.bench.execution import Progress
 from crosel.bench.search import score_of
-from crosel.bench.space import Range, parse_search
+from crosel.bench.suite import Range, parse_search
 from crosel.cli.bench import search_lines
 from crosel.config import build_config
 from crosel.data import load

@@ -14,10 +14,9 @@ from _made import make_run
 
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import build, collect, main_figures, make_tables, paper, pick_format
-from crosel.bench.tables.build import Row, Table
+from crosel.bench.tables.build import Estimate, Row, Table
 from crosel.bench.tables.paper import METRICS, Figure
 from crosel.bench.tables.render import escape_latex, escape_markdown, latex_table, markdown_table
-from crosel.bench.tables.statistics import Estimate
 from crosel.errors import UserError
 
 

@@ -15,7 +15,7 @@ import pytest
 from _runs import metrics
 
 from crosel.bench import Options, expand, on_ray, parse_suite, run_one, run_suite
-from crosel.bench.progress import Progress
+from crosel.bench.execution import Progress
 from crosel.bench.suite import Suite
 from crosel.errors import UserError
 

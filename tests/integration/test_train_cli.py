@@ -26,8 +26,7 @@ from _support import TINY, CroselCli, TinyRun, small_arrays
 from _terminal import Terminal
 
 from crosel import __version__
-from crosel.bench.execution import Options
-from crosel.bench.progress import Progress
+from crosel.bench.execution import Options, Progress
 from crosel.config import build_config, check_config
 from crosel.estimator import CroSelClassifier
 from crosel.methods import base, methods

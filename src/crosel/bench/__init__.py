@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crosel.bench.execution import Executor, Options, RunResult, existing_result, run_all, run_one
+from crosel.bench.execution import Executor, Options, Progress, RunResult, existing_result, run_all, run_one
 from crosel.bench.local import run_local
 from crosel.bench.on_ray import find_ray, run_ray
-from crosel.bench.progress import Progress
 from crosel.bench.suite import (
     BenchRun,
     Suite,

@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crosel.bench.execution import GRACE, Options, RunResult, Status, last_row
-from crosel.bench.progress import Progress
+from crosel.bench.execution import GRACE, Options, Progress, RunResult, Status, last_row
 from crosel.bench.suite import BenchRun
 from crosel.utils.child import child_command
 from crosel.utils.files import disk_errors, make_folder

@@ -19,8 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from crosel.bench.execution import GRACE, Options, RunResult, last_row, run_one
-from crosel.bench.progress import Progress
+from crosel.bench.execution import GRACE, Options, Progress, RunResult, last_row, run_one
 from crosel.bench.suite import BenchRun
 from crosel.errors import UserError
 from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder

@@ -18,10 +18,8 @@ from typing import Any
 
 import torch
 
-from crosel.bench.execution import Executor, Options, RunResult, run_all
-from crosel.bench.progress import Progress
-from crosel.bench.space import ORACLE, Range, Search
-from crosel.bench.suite import BenchRun, Choice, Part, Suite, check_code, check_data, expand
+from crosel.bench.execution import Executor, Options, Progress, RunResult, run_all
+from crosel.bench.suite import ORACLE, BenchRun, Choice, Part, Range, Search, Suite, check_code, check_data, expand
 from crosel.config import RunConfig, check_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import only_rows, random_split

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosel.bench.tables.build import Row, Table, build
+from crosel.bench.tables.build import Estimate, PairedTest, Row, Table, build, estimate, paired_t_test
 from crosel.bench.tables.collect import Collection, Run, collect
 from crosel.bench.tables.paper import main_figures, paper
 from crosel.bench.tables.render import notes_of, pick_format, render
-from crosel.bench.tables.statistics import Estimate, PairedTest, estimate, paired_t_test
 from crosel.errors import UserError
 
 __all__ = [

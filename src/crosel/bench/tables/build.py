@@ -5,13 +5,14 @@ Accuracies on held-out training examples, by which settings are chosen, never st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from crosel.bench.tables.collect import Run
 from crosel.bench.tables.paper import METRICS, Figure, Reference, paper_cells, reference
-from crosel.bench.tables.statistics import Estimate, PairedTest, estimate, paired_t_test
 from crosel.utils.settings import REMOVED
 
 _KEYS = dict(zip(METRICS, ("test_accuracy", "selection_ratio", "oracle_selection_accuracy"), strict=True))
@@ -171,3 +172,43 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 def _settings_order(name: str) -> tuple[bool, str]:
     return not name.startswith("method."), name
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------
+# Means, deviations and the paired t-test.
+
+# Equal differences of accuracies deviate by no more than rounding leaves, and unequal ones by far more.
+_ROUNDING = 1e-12
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds, with the standard deviation of a sample. One seed has no deviation."""
+
+    mean: float
+    deviation: float | None
+    n: int
+
+
+class PairedTest(NamedTuple):
+    """Student's t of paired differences, its two-sided p-value, and the number of pairs."""
+
+    t: float
+    p: float
+    n: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
+    """Test whether the mean of a - b is 0, pair by pair: NaN where all differences are the same.
+
+    With few seeds and a small test set they often are, by chance: the test would take that for certainty (p = 0).
+    """
+    from scipy.stats import ttest_rel  # takes a third of a second to import
+
+    if stdev(x - y for x, y in zip(a, b, strict=True)) < _ROUNDING:
+        return PairedTest(math.nan, math.nan, len(a))
+    result = ttest_rel(a, b)
+    return PairedTest(float(result.statistic), float(result.pvalue), len(a))

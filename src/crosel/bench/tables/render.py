@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosel.bench.tables.build import Row, Table, usual_settings
+from crosel.bench.tables.build import Estimate, PairedTest, Row, Table, usual_settings
 from crosel.bench.tables.collect import Collection
 from crosel.bench.tables.paper import METRICS, Figure, paper, whole_method
-from crosel.bench.tables.statistics import Estimate, PairedTest
 from crosel.errors import UserError
 from crosel.utils.csv_cells import csv_line
 from crosel.utils.text import choose_from, duration
