@@ -17,7 +17,7 @@ from pretrained import arguments, compare, uniform_draw
 from record import count, end_with
 
 from crosel.data.sources import load
-from crosel.utils.csv_cells import join_names
+from crosel.utils.text import join_names
 
 
 def write_images(data: Path, folder: Path, count: int) -> tuple[list[str], np.ndarray, tuple[str, ...]]:

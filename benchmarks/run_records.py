@@ -20,7 +20,7 @@ from record import Arguments, end_with
 
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write
-from crosel.utils.yaml_files import read_yaml
+from crosel.utils.settings import read_yaml
 
 RESULTS = Path(__file__).parents[1] / "results"
 

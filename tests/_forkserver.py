@@ -29,9 +29,9 @@ import crosel.config
 import crosel.data.formats
 import crosel.methods
 import crosel.runs.evaluate
+import crosel.runs.folder
 import crosel.runs.pipeline
 import crosel.runs.predict
-import crosel.runs.recorder
 
 
 def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None, tell: str = "") -> None:
@@ -74,7 +74,7 @@ def child(request: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["crosel", *request["argv"]]
     if request["behind"] is not None:
-        crosel.runs.recorder.writes_behind = lambda device: True
+        crosel.runs.folder.writes_behind = lambda device: True
         set_trap("crosel.training.checkpoint:write", seconds=request["behind"])
     if request["trap"]:
         set_trap(**request["trap"])

@@ -18,9 +18,17 @@ from crosel.methods.base import MethodSettings, find_method, method_settings, me
 from crosel.nn.backbones import is_backbone
 from crosel.nn.factory import NetworkSettings
 from crosel.presets import read_preset
-from crosel.utils.settings import RENAMED, Settings, declared_type, merge, parse_set, removed_settings, with_new_names
+from crosel.utils.settings import (
+    RENAMED,
+    Settings,
+    declared_type,
+    merge,
+    parse_set,
+    read_yaml,
+    removed_settings,
+    with_new_names,
+)
 from crosel.utils.text import did_you_mean, one_line
-from crosel.utils.yaml_files import read_yaml
 
 logger = logging.getLogger(__name__)
 Warn = Callable[[str], None]

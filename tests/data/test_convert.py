@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crosel.data import DataSettings, draw_candidates, load
-from crosel.data import summary as summary_module
-from crosel.data.convert import convert, write_npz
+from crosel.data import convert as summary_module
+from crosel.data.convert import convert, summarise, write_npz
 from crosel.data.dataset import make_dataset
-from crosel.data.summary import summarise
 from crosel.errors import UserError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from _support import CroselCli
 
+from crosel.data.convert import summarise
 from crosel.data.dataset import make_dataset
-from crosel.data.summary import summarise
 from crosel.data.vocabulary import misspelt, one_edit
 
 

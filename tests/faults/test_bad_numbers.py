@@ -17,9 +17,8 @@ from _support import CroselCli, small_arrays
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged
 from crosel.methods.base import Losses
-from crosel.training import divergence
-from crosel.training.divergence import divergence_error
 from crosel.training.session import Session
+from crosel.training.step import FINITE_STEPS, SKIPPED_BATCHES, divergence_error, mean_losses
 from crosel.training.trainer import draw_epoch, fit
 
 STEPS = 3  # 96 examples in batches of 32
@@ -147,11 +146,11 @@ def test_skipping_changes_nothing_where_nothing_is_skipped() -> None:
 
 def test_the_mean_loss_is_that_of_the_batches_that_count() -> None:
     session = make_session("cc", "train.bad_batches=skip")
-    session.progress.sums |= {"loss": torch.tensor(6.0), divergence.SKIPPED_BATCHES: torch.tensor(1.0)}
-    assert divergence.mean_losses(session, 1) == {"loss": 6.0 / (STEPS - 1), divergence.SKIPPED_BATCHES: 1}
+    session.progress.sums |= {"loss": torch.tensor(6.0), SKIPPED_BATCHES: torch.tensor(1.0)}
+    assert mean_losses(session, 1) == {"loss": 6.0 / (STEPS - 1), SKIPPED_BATCHES: 1}
     session = make_session("cc")
-    session.progress.sums |= {"loss": torch.tensor(6.0), divergence.FINITE_STEPS: torch.tensor(3.0)}
-    assert divergence.mean_losses(session, 1) == {"loss": 6.0 / STEPS}
+    session.progress.sums |= {"loss": torch.tensor(6.0), FINITE_STEPS: torch.tensor(3.0)}
+    assert mean_losses(session, 1) == {"loss": 6.0 / STEPS}
 
 
 @pytest.mark.parametrize(("good", "named"), [(None, 2), (0, 1), (1, 2), (2, 2)])
@@ -159,7 +158,7 @@ def test_the_step_that_is_named_is_the_first_bad_one(good: int | None, named: in
     """The last one where no loss was bad, but what the steps made of the weights."""
     session = make_session("cc")
     session.epoch_indices, session.progress.step = {"all": torch.arange(96).view(3, 32)}, 2
-    session.progress.sums |= {} if good is None else {divergence.FINITE_STEPS: torch.tensor(float(good))}
+    session.progress.sums |= {} if good is None else {FINITE_STEPS: torch.tensor(float(good))}
     first = 32 * (named - 1)
     said = str(divergence_error(session, 1, "the loss is nan"))
     assert f"at step {named} of 3 of epoch 1" in said

@@ -45,7 +45,7 @@ def test_slow_and_short_writes(
     tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crosel.utils.files.open", short_open, raising=False)
-    monkeypatch.setattr("crosel.runs.recorder.open", short_open, raising=False)
+    monkeypatch.setattr("crosel.runs.folder.open", short_open, raising=False)
     result = crosel_cli(*tiny_run.command, "--out", tmp_path / "run")
     assert result.code == 0, result.err
     assert ShortWrites.calls > 300, "the slow files were not used"
@@ -62,7 +62,7 @@ def test_a_disk_that_takes_long_to_flush(tiny_run: TinyRun, tmp_path: Path, fork
 def test_files_may_not_grow(tiny_run: TinyRun, tmp_path: Path, fork_server: ForkServer) -> None:
     """A write that stops short and then fails, in a real process: what is good stays good. Needs no rights."""
     run = tmp_path / "run"
-    trap = {"target": "crosel.runs.recorder:Recorder.on_epoch", "call": 1, "when": "after"}
+    trap = {"target": "crosel.runs.folder:Recorder.on_epoch", "call": 1, "when": "after"}
     fork_server.run(*tiny_run.command, "--out", run, trap=trap)
     bound = checkpoints(run)[-1].stat().st_size // 2
     before = tree(run)
@@ -129,7 +129,7 @@ def test_a_flipped_byte_in_each_region_of_a_checkpoint(tiny_run: TinyRun, tmp_pa
 @pytest.fixture(scope="module")
 def half_way(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Path:
     run = tmp_path_factory.mktemp("half") / "run"
-    trap = {"target": "crosel.runs.recorder:Recorder.on_epoch", "call": 2, "when": "after"}
+    trap = {"target": "crosel.runs.folder:Recorder.on_epoch", "call": 2, "when": "after"}
     fork_server.run(*tiny_run.command, "--out", run, trap=trap)
     return run
 

@@ -16,7 +16,7 @@ from _support import CroselCli, TinyRun, small_arrays
 from safetensors.numpy import load_file, save
 
 from crosel.errors import UserError
-from crosel.runs.decisions import Decision, DecisionLog
+from crosel.runs.corrections import Decision, DecisionLog
 
 
 @pytest.fixture

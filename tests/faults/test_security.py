@@ -31,10 +31,9 @@ from crosel.errors import UserError
 from crosel.runs.folder import RunFolder
 from crosel.runs.result import load_arrays
 from crosel.training import checkpoint
-from crosel.utils.csv_cells import unescape_formula
 from crosel.utils.reading import ArraySpec
-from crosel.utils.redact import without_secrets
-from crosel.utils.yaml_files import read_yaml
+from crosel.utils.settings import read_yaml
+from crosel.utils.text import unescape_formula, without_secrets
 
 # --- settings -------------------------------------------------------------------------------------------------------
 

@@ -576,7 +576,7 @@ def test_metrics_cannot_be_appended(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("crosel.runs.recorder._line", full)
+        patch.setattr("crosel.runs.folder._line", full)
         result = crosel_cli(*tiny_run.command, "--out", run)
     assert_refused(result, f"{run / 'metrics.jsonl'}: no space left on the device")
     assert crosel_cli("train", "--resume", "--out", run).code == 0
@@ -597,7 +597,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk(small_disk: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run, filler = small_disk / "run", small_disk / "filler"
-    trap = {"target": "crosel.runs.recorder:Recorder.on_epoch", "call": 1, "when": "after"}
+    trap = {"target": "crosel.runs.folder:Recorder.on_epoch", "call": 1, "when": "after"}
     assert fork_server.run(*tiny_run.command, "--out", run, trap=trap)[0] == -signal.SIGKILL
     size = checkpoints(run)[-1].stat().st_size
     # From nothing left to room for all but the last file: every write meets the full disk in its turn.
@@ -639,7 +639,7 @@ def test_full_disk_at_the_start(small_disk: Path, tiny_run: TinyRun, fork_server
 
 def test_read_only_disk(small_disk: Path, tmp_path: Path, tiny_run: TinyRun, fork_server: ForkServer) -> None:
     run = small_disk / "run"
-    trap = {"target": "crosel.runs.recorder:Recorder.on_epoch", "call": 2, "when": "after"}
+    trap = {"target": "crosel.runs.folder:Recorder.on_epoch", "call": 2, "when": "after"}
     assert fork_server.run(*tiny_run.command, "--out", run, trap=trap)[0] == -signal.SIGKILL
     before = tree(run)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)

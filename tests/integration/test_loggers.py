@@ -13,8 +13,8 @@ import pytest
 from _support import TINY, CroselCli, small_arrays
 
 from crosel import CroSelClassifier
-from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.training.callbacks import check_loggers
+from crosel.utils.console import NotebookConsole, in_notebook
 
 
 class FakeWandb:

@@ -26,9 +26,9 @@ from crosel.report.charts import (
 )
 from crosel.report.figures import principal_components
 from crosel.report.gallery import _bars, _round_robin, groups
+from crosel.report.html import confusion_counts
 from crosel.report.run import Run, read_runs
 from crosel.report.svg import DARK, LIGHT
-from crosel.report.tables import confusion_counts
 from crosel.runs.folder import RunFolder
 from crosel.runs.pipeline import train_run
 from crosel.runs.result import Result

@@ -195,7 +195,7 @@ def test_sigterm_to_the_real_thing(tiny_run: TinyRun, tmp_path: Path) -> None:
 def stopped_run(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Path:
     """Killed after its third epoch of four: checkpoints of the second and third. To be copied, not used up."""
     run = tmp_path_factory.mktemp("stopped") / "run"
-    trap = {"target": "crosel.runs.recorder:Recorder.on_epoch", "call": 3, "when": "after"}
+    trap = {"target": "crosel.runs.folder:Recorder.on_epoch", "call": 3, "when": "after"}
     code, _, _ = fork_server.run(*tiny_run.command, "--out", run, trap=trap)
     assert code == -signal.SIGKILL
     assert [path.name[:11] for path in checkpoints(run)] == ["epoch-00002", "epoch-00003"]

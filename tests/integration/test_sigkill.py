@@ -54,9 +54,9 @@ def chosen_moments() -> Iterator[Any]:
     yield pytest.param("os:replace", len(WRITES) + 5, "before", id="a plot written but not renamed")
     for epoch in (1, 4):
         yield pytest.param(
-            "crosel.runs.recorder:Recorder.on_epoch", epoch, "before", id=f"epoch {epoch} saved, no metrics yet"
+            "crosel.runs.folder:Recorder.on_epoch", epoch, "before", id=f"epoch {epoch} saved, no metrics yet"
         )
-        yield pytest.param("crosel.runs.recorder:Recorder.on_epoch", epoch, "after", id=f"epoch {epoch} in the metrics")
+        yield pytest.param("crosel.runs.folder:Recorder.on_epoch", epoch, "after", id=f"epoch {epoch} in the metrics")
         yield pytest.param(
             "crosel.training.checkpoint:prune", epoch, "before", id=f"epoch {epoch} saved, old ones not removed"
         )
@@ -74,7 +74,7 @@ def test_killed_at_a_chosen_moment(
     assert code == -signal.SIGKILL, err
     assert bool(stray(run)) == (target == "os:fsync" or (target == "os:replace" and when == "before"))
     done = whole_rows(run)
-    if target == "crosel.runs.recorder:Recorder.on_epoch":
+    if target == "crosel.runs.folder:Recorder.on_epoch":
         assert done == call - (when == "before"), "an epoch is in the metrics when it has ended, not one later"
     # Before the config is written there is no run yet, and the same command starts it.
     again = ("--resume",) if (run / "config.yaml").exists() else ()

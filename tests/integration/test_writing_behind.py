@@ -17,7 +17,7 @@ from _runs import ENVIRONMENT, ForkServer, assert_same_run, checkpoints, metrics
 from _support import CroselCli, TinyRun
 
 from crosel.errors import Diverged, UserError
-from crosel.runs import recorder
+from crosel.runs import folder as recorder
 from crosel.runs.pipeline import StopFlag
 from crosel.training import checkpoint
 from crosel.training import trainer as train
@@ -174,7 +174,7 @@ def chosen_moments() -> Iterator[Any]:
             "crosel.training.checkpoint:prune", number, "before", 0.0, id=f"before old ones go, {number}"
         )
         yield pytest.param(
-            "crosel.runs.recorder:Recorder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics"
+            "crosel.runs.folder:Recorder.on_epoch", number, "after", 0.2, id=f"epoch {number} only in metrics"
         )
     yield pytest.param("crosel.training.step:TrainStep.__call__", 15, "before", 0.2, id="in a step")
     yield pytest.param(

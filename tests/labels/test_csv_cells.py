@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosel.utils.csv_cells import csv_line, escape_formula, join_names, split_names, unescape_formula
+from crosel.utils.text import csv_line, escape_formula, join_names, split_names, unescape_formula
 
 # Surrogates have no UTF-8, and Python 3.10's csv reader stops at NUL: neither can be in a file that is read back.
 text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)

@@ -27,9 +27,8 @@ from crosel.methods.cc import CC, CCSettings
 from crosel.methods.crosel import CroSel, CroSelSettings
 from crosel.presets import _composed, presets, read_preset
 from crosel.training.build import filled_from_data, resolve
-from crosel.utils.settings import dotted
+from crosel.utils.settings import dotted, read_yaml
 from crosel.utils.text import did_you_mean
-from crosel.utils.yaml_files import read_yaml
 
 SOURCE = {"source": "digits"}
 

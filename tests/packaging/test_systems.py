@@ -49,7 +49,7 @@ for name in names:
 
 from crosel.cli.app import main
 from crosel.runs.folder import RunFolder
-from crosel.runs.recorder import Recorder
+from crosel.runs.folder import Recorder
 from pathlib import Path
 
 run, *train = sys.argv[1:]

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from crosel.review.cards import Cards
-from crosel.review.search import Query
-from crosel.runs.decisions import KINDS, Decision, Decisions
+from crosel.review.cards import Cards, Query
+from crosel.runs.corrections import KINDS, Decision, Decisions
 from crosel.runs.labels import FLAGS
 from crosel.runs.result import NetworkLabels, Result, TrainingSet
 

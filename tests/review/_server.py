@@ -18,7 +18,7 @@ from crosel.review.cards import Cards
 
 # Forked from a process that has imported everything once; torch takes seconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["crosel.review.serve"])
+_context.set_forkserver_preload(["crosel.review.app"])
 
 
 class _Lines(io.TextIOBase):

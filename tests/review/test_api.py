@@ -28,10 +28,9 @@ from crosel import UserError
 from crosel.report.html import reduced
 from crosel.review import load as load_module
 from crosel.review import serve_review
-from crosel.review.cards import KEYS, OUTSIDE_KEY, SIDE, Cards
+from crosel.review.cards import KEYS, OUTSIDE_KEY, SIDE, STATES, Cards, Query, Queue, Sort
 from crosel.review.guard import MAX_BODY
 from crosel.review.load import load_cards
-from crosel.review.search import STATES, Query, Queue, Sort
 from crosel.runs.labels import FLAGS
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed, and the test client needs it")
@@ -256,7 +255,7 @@ def test_what_could_not_be_saved_is_told(client: TestClient, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     client.post("/api/decisions", json={"row": 0, "label": None})
-    monkeypatch.setattr("crosel.runs.decisions.os.write", full)
+    monkeypatch.setattr("crosel.runs.corrections.os.write", full)
     for path, body in (("/api/decisions", {"row": 1, "label": None}), ("/api/undo", {})):
         answer = client.post(path, json=body)
         assert answer.status_code == 507
@@ -442,7 +441,7 @@ def test_a_port_that_is_taken_and_ports_that_are_none(tiny_run: TinyRun) -> None
 
 def test_answers_are_sent_at_once() -> None:
     """Without TCP_NODELAY every answer would wait 40 ms; asyncio sets it only where the protocol is named."""
-    from crosel.review.serve import listen
+    from crosel.review.app import listen
 
     with listen(0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()

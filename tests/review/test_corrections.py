@@ -14,8 +14,7 @@ from _support import TinyRun
 from crosel import UserError
 from crosel.data.dataset import make_dataset
 from crosel.review import apply_corrections, export_corrections, read_corrections
-from crosel.runs.corrections import corrections_csv
-from crosel.runs.decisions import Decision, DecisionLog, Decisions
+from crosel.runs.corrections import Decision, DecisionLog, Decisions, corrections_csv
 
 CLASSES = ("cat", "dog", "=cmd|' /C calc'!A0")
 IDS = ["a", "=1+1", "-5", "'=x", "@b", "two\nlines", "a\rb", "+3 4", "b"]

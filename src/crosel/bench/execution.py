@@ -135,8 +135,7 @@ def run_one(run: BenchRun, folder: Path, device: str = "auto", trust_code: bool 
     return RunResult(run, folder, status, line, last_row(folder))
 
 
-# --- progress -------------------------------------------------------------------------------------------------------
-# What a person sees of a bench: a live table on a terminal, plain lines elsewhere.
+# --- what a person sees: a live table on a terminal, plain lines elsewhere ------------------------------------------
 
 
 def figures(row: Mapping[str, Any]) -> str:

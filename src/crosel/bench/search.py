@@ -30,8 +30,8 @@ from crosel.training import metrics
 from crosel.training.build import resolve
 from crosel.training.devices import pick_device
 from crosel.training.trainer import predicted_probabilities
-from crosel.utils.csv_cells import csv_line
 from crosel.utils.files import atomic_write, make_folder
+from crosel.utils.text import csv_line
 
 FOLDER, TRAIN, HELD_OUT = "search", "train.npz", "held-out.npz"
 JOURNAL, TABLE, BEST = "journal.log", "trials.csv", "best.yaml"

@@ -35,9 +35,8 @@ from crosel.config import RunConfig, build_config
 from crosel.data.sources import check_there
 from crosel.errors import UserError
 from crosel.nn.factory import check_trust
-from crosel.utils.settings import dotted
+from crosel.utils.settings import dotted, read_yaml
 from crosel.utils.text import choose_from
-from crosel.utils.yaml_files import read_yaml
 
 Settings = dict[str, Any]  # dotted names and their values
 _SUITE_KEYS = ("title", "seeds", "base", "grid", "parts", "search")

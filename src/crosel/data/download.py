@@ -25,9 +25,8 @@ from urllib.parse import urlsplit
 import crosel
 from crosel.errors import UserError
 from crosel.utils.files import TEMPORARY, claim, disk_errors, make_folder
-from crosel.utils.redact import without_login
 from crosel.utils.system import WINDOWS, sync_folder
-from crosel.utils.text import choose_from, one_line
+from crosel.utils.text import choose_from, one_line, without_login
 
 MIRROR = "CROSEL_MIRROR"
 OnBytes = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says

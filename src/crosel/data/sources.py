@@ -13,8 +13,8 @@ from crosel.data.dataset import Dataset, hold_out
 from crosel.data.embeddings import ChooseEncoder, Embedder, Encoder
 from crosel.data.formats import Chunk, Format, InputSpec, find_format, published_formats
 from crosel.data.images import ImageFiles, embed_arrays
-from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.votes import Inputs
 from crosel.errors import UserError
 from crosel.utils.text import did_you_mean, has_control_characters, one_line
 

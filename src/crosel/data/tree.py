@@ -24,8 +24,8 @@ from crosel.data.dataset import Array, Dataset
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError
 from crosel.utils.reading import read_file
+from crosel.utils.settings import not_yaml
 from crosel.utils.text import did_you_mean, one_line, quoted
-from crosel.utils.yaml_files import not_yaml
 
 _MAX_BYTES = 16 << 20
 _MAX_HELD = 1 << 24  # leaves below all names together

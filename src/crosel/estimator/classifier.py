@@ -51,7 +51,6 @@ from crosel.estimator.model import (
     user_network,
     write_model,
 )
-from crosel.estimator.notebook import NotebookConsole, in_notebook
 from crosel.methods.base import import_method
 from crosel.nn.factory import UserFactory
 from crosel.presets import read_preset
@@ -61,7 +60,7 @@ from crosel.runs.result import Result
 from crosel.training.build import build_session, check_batch_size, open_encoder, resolve
 from crosel.training.devices import pick_device
 from crosel.training.trainer import fit as train
-from crosel.utils.console import Console
+from crosel.utils.console import Console, NotebookConsole, in_notebook
 from crosel.utils.out_of_memory import advise_while_building
 from crosel.utils.text import counted
 

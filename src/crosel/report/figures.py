@@ -20,9 +20,9 @@ from crosel.report.charts import (
     matrix_figure,
     scatter_figure,
 )
+from crosel.report.html import class_shares, confusions, share_names
 from crosel.report.run import Run
 from crosel.report.svg import Figure
-from crosel.report.tables import class_shares, confusions, share_names
 from crosel.runs.result import Result
 
 DOT_CLASSES = 20  # more would not fit on a screen

@@ -18,6 +18,6 @@ def serve_review(run: Path, port: int = 0, open_browser: bool = True) -> None:
     except ImportError as error:
         raise UserError(f"the review page needs {error.name}; install it with: pip install 'crosel[review]'") from None
     del fastapi, uvicorn
-    from crosel.review.serve import serve
+    from crosel.review.app import serve
 
     serve(run, port, open_browser)

@@ -19,7 +19,7 @@ from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 import crosel
 from crosel.errors import UserError
 from crosel.utils.reading import load_json, read_run_text
-from crosel.utils.redact import without_secrets
+from crosel.utils.text import without_secrets
 
 _SCHEMA = TypeAdapter(dict[str, StrictStr | StrictInt | StrictFloat | StrictBool | list[StrictStr] | None])
 

@@ -16,9 +16,8 @@ import numpy as np
 from crosel.data.images import ends_as_image
 from crosel.data.text import read_json, read_lines
 from crosel.errors import UserError
-from crosel.utils.csv_cells import csv_line, join_names, split_names, unescape_formula
 from crosel.utils.files import atomic_write_with
-from crosel.utils.text import quoted
+from crosel.utils.text import csv_line, join_names, quoted, split_names, unescape_formula
 
 if TYPE_CHECKING:
     from crosel.runs.result import Result

@@ -21,14 +21,13 @@ from torch import Tensor
 from crosel.config import RunConfig
 from crosel.data import Dataset, draw_candidates, with_classes_of
 from crosel.data.annotate import with_weights
-from crosel.data.summary import summarise
+from crosel.data.convert import summarise
 from crosel.errors import Interrupted, UserError
 from crosel.nn.factory import network_name
 from crosel.runs.corrections import apply_corrections, read_corrections
 from crosel.runs.environment import command_line, environment, hardware
-from crosel.runs.folder import RunFolder, load_data, with_full_paths
+from crosel.runs.folder import Recorder, RunFolder, load_data, with_full_paths
 from crosel.runs.folds import out_of_sample
-from crosel.runs.recorder import Recorder
 from crosel.runs.result import Result
 from crosel.training.build import better_method, build_session, check_batch_size, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers

@@ -17,8 +17,8 @@ from crosel.runs.folder import load_run
 from crosel.training.build import open_encoder
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
-from crosel.utils.csv_cells import csv_line
 from crosel.utils.files import atomic_write_with, new_folder, refuse_overwrite
+from crosel.utils.text import csv_line
 
 logger = logging.getLogger(__name__)
 OnPredictions = Callable[[int], None]  # called with the number of predictions so far

@@ -32,8 +32,8 @@ EXTRA = {
 # Where a run writes: the calls are counted from the start of the process.
 CHOSEN = (
     ("os:fsync", "half"), ("os:replace", "before"), ("os:replace", "after"),
-    ("crosel.training.checkpoint:prune", "before"), ("crosel.runs.recorder:Recorder.on_epoch", "before"),
-    ("crosel.runs.recorder:Recorder.on_epoch", "after"),
+    ("crosel.training.checkpoint:prune", "before"), ("crosel.runs.folder:Recorder.on_epoch", "before"),
+    ("crosel.runs.folder:Recorder.on_epoch", "after"),
 )  # fmt: skip
 
 

@@ -174,8 +174,7 @@ def _settings_order(name: str) -> tuple[bool, str]:
     return not name.startswith("method."), name
 
 
-# --- statistics -----------------------------------------------------------------------------------------------------
-# Means, deviations and the paired t-test.
+# --- means, deviations and the paired t-test ------------------------------------------------------------------------
 
 # Equal differences of accuracies deviate by no more than rounding leaves, and unequal ones by far more.
 _ROUNDING = 1e-12

@@ -13,8 +13,7 @@ from typing import Any
 from crosel.errors import UserError
 from crosel.runs.environment import hardware, read_environment
 from crosel.runs.folder import FREE_TO_CHANGE, RunFolder
-from crosel.utils.settings import dotted, removed_settings
-from crosel.utils.yaml_files import read_yaml
+from crosel.utils.settings import dotted, read_yaml, removed_settings
 
 # Settings that do not decide what is learnt, or that have a place of their own in a Run.
 _ASIDE = {

@@ -13,8 +13,7 @@ from crosel.bench.tables.build import Estimate, PairedTest, Row, Table, usual_se
 from crosel.bench.tables.collect import Collection
 from crosel.bench.tables.paper import METRICS, Figure, paper, whole_method
 from crosel.errors import UserError
-from crosel.utils.csv_cells import csv_line
-from crosel.utils.text import choose_from, duration
+from crosel.utils.text import choose_from, csv_line, duration
 
 TITLES = dict(zip(METRICS, ("accuracy", "S-ratio", "S-acc"), strict=True))
 FORMATS = ("markdown", "csv", "latex")

@@ -13,8 +13,8 @@ from typing import Literal
 from crosel.data.dataset import Array, Dataset, as_inputs
 from crosel.data.embeddings import Embedder, Encoder
 from crosel.data.images import ImageSource, embed_arrays, read_images
-from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
+from crosel.data.votes import Inputs
 from crosel.errors import UserError
 from crosel.utils.text import counted, did_you_mean, quoted
 

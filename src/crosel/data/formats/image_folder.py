@@ -9,9 +9,9 @@ from pathlib import Path
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.data.formats.base import Chunk, Format, InputSpec, image_chunks
 from crosel.data.images import SUFFIXES, bad_inputs_note, ends_as_image, read_usable_images
-from crosel.data.inputs import Inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import Vocabulary, label_name
+from crosel.data.votes import Inputs
 from crosel.errors import UserError
 from crosel.utils.files import is_run_folder
 from crosel.utils.text import some_of

@@ -12,12 +12,11 @@ from urllib.parse import parse_qs, unquote
 from crosel.data.dataset import Dataset
 from crosel.data.formats.base import Format
 from crosel.data.images import ends_as_image
-from crosel.data.inputs import join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.table import image_root
 from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
-from crosel.data.votes import votes_dataset
+from crosel.data.votes import join_inputs, votes_dataset
 from crosel.errors import UserError
 from crosel.utils.text import quoted
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from crosel.data.dataset import ANY_CLASS, Array, Dataset, as_labels, check_finite, make_dataset, pixel_scale
 from crosel.data.formats.base import Chunk, Format, InputSpec
-from crosel.data.inputs import Inputs, join_inputs
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
 from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
+from crosel.data.votes import Inputs, join_inputs
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
 from crosel.utils.limits import check_bytes

@@ -19,8 +19,6 @@ from crosel.data.dataset import Dataset
 from crosel.data.embeddings import Embedder
 from crosel.data.formats.base import Chunk, Format, InputSpec, image_chunks
 from crosel.data.images import ImageSource, StoredImage
-from crosel.data.inputs import Inputs
-from crosel.data.sets import sets_dataset
 from crosel.data.settings import DataSettings, OnImages, TableKind
 from crosel.data.table import (
     Table,
@@ -29,13 +27,14 @@ from crosel.data.table import (
     image_path,
     optional_labels,
     own_ids,
+    sets_dataset,
     split_rows,
     table_inputs,
     with_truth,
 )
 from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import label_name
-from crosel.data.votes import long_votes, score_table, wide_votes
+from crosel.data.votes import Inputs, long_votes, score_table, wide_votes
 from crosel.errors import UserError
 from crosel.utils.limits import check_bytes
 from crosel.utils.text import did_you_mean, quoted, some_of

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crosel import UserError
-from crosel.runs.decisions import KINDS, Decision, DecisionLog, Decisions, SkippedLines, read_log, replay
+from crosel.runs.corrections import KINDS, Decision, DecisionLog, Decisions, SkippedLines, read_log, replay
 
 IDS = ["a", "b|c", "=d", "zeile\u2028", "é\ud800"]
 CLASSES = ("cat", "dog", "<b>")
