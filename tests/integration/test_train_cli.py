@@ -322,7 +322,7 @@ def test_eval_repeats_the_last_row(tiny_run: TinyRun, crosel_cli: CroselCli) -> 
         "selection_ratio", "oracle_selection_accuracy",
     ):  # fmt: skip
         assert evaluation[name] == pytest.approx(last[name], abs=1e-5), name
-    assert evaluation["classes_hardly_predicted"] == 0  # of 96 examples
+    assert 0 < evaluation["classes_hardly_predicted"] < 10  # four epochs teach it little
     plain = crosel_cli("eval", tiny_run.path)
     assert plain.code == 0
     shown = dict(line.split(maxsplit=1) for line in plain.out.splitlines())
@@ -476,9 +476,10 @@ def test_info_lists_all_settings(crosel_cli: CroselCli) -> None:
 
 def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
     result = crosel_cli("train", image_npz, *TINY, "--out", tmp_path / "run")
-    rows, (read, plan, *lines) = rows_of(tmp_path / "run"), result.err.splitlines()
+    rows, (read, plan, *lines, last) = rows_of(tmp_path / "run"), result.err.splitlines()
     assert read.startswith(f"read {image_npz}: 96 examples (images of 8 x 8 x 1), 10 classes, ")
     assert plan.startswith("train: CroSel, 2 networks (small-cnn), 4 epochs of ")
+    assert last.startswith("hardly predicted: ")
     assert len(lines) == len(rows) == 4
     for row, line in zip(rows, lines, strict=True):
         assert line.startswith(f"epoch {row['epoch']}/4  {row['phase']}")

@@ -174,6 +174,7 @@ class Method(nn.Module, ABC):
     Settings: ClassVar[type[MethodSettings]]
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
     view_defaults: ClassVar[Mapping[str, Any]] = {}  # settings of `augment` for which it has other defaults
+    best_on: ClassVar[Literal["many rows", "few rows"] | None] = None  # of features: where it did best of all methods
 
     settings: MethodSettings  # a method states its own class of settings here, for type checkers
     candidates: Tensor

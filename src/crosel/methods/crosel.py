@@ -223,6 +223,7 @@ class CroSel(Method):
     Settings = CroSelSettings
     watches_training_set = True
     view_defaults: ClassVar[Mapping[str, Any]] = {"strong_ops": 1, "cutout": 0.25}
+    best_on = "few rows"
 
     settings: CroSelSettings
     banks: Sequence[MemoryBank]  # an nn.ModuleList; this is how its members are typed

@@ -20,7 +20,7 @@ from crosel.data.embeddings import ChooseEncoder
 from crosel.data.images import ImageSource, typical_size
 from crosel.data.settings import DataSettings
 from crosel.errors import UserError
-from crosel.methods.base import Method, Problem, find_method
+from crosel.methods.base import Method, Problem, find_method, methods
 from crosel.nn.backbones import (
     SUGGESTED,
     Backbone,
@@ -120,8 +120,8 @@ def better_method(session: Session) -> str | None:
     data = session.data
     if data.is_image or data.embedded_by is not None:
         return None
-    best = "crosel" if has_few_rows(data) else "proden"
-    return None if session.method.name == best else best
+    kind = "few rows" if has_few_rows(data) else "many rows"
+    return None if session.method.best_on == kind else next(m.name for m in methods().values() if m.best_on == kind)
 
 
 PHOTOGRAPH = 64  # image files with more pixels than this on their short side are learnt from on a backbone
