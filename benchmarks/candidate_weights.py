@@ -4,8 +4,9 @@
 
 Three annotators are right for 85, 75 and 65 % of the rows; what they say otherwise is what a plain model confuses. The
 guesses are those of logistic regression that saw a twentieth of the rows, at least fifty, with their labels; these rows
-are left out. Then a tenth of the rows is held out for testing. `plain` leaves the weights out, `shares` takes them;
-`first_guess_right` is what there is without training. --data is as for label_error.py.
+are left out. Then a tenth of the rows is held out for testing. `plain` leaves the weights out, `shares` takes them, and
+`first` learns the most voted or most likely label alone; `first_guess_right` is what there is without training.
+--data is as for label_error.py.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ SETS: dict[str, tuple[Callable[[Path, int], Dataset], str]] = {
 
 
 def run(data: Dataset, method: str, arm: str, seed: int) -> dict[str, Any]:
-    settings = ["train.evaluate_every=1000", "train.folds=0", f"train.candidate_weights={arm != 'plain'}"]
+    settings = ["train.evaluate_every=1000", "train.folds=0", f"train.candidate_weights={arm == 'shares'}"]
     config = build_config(settings=settings, values={"source": "memory", "seed": seed, "method": {"name": method}})
-    session = build_session(resolve(config, data), data, torch.device("cpu"))
+    assert data.weights is not None
+    given = replace(data, candidates=np.eye(len(data.classes), dtype=bool)[data.weights.argmax(axis=1)])
+    session = build_session(resolve(config, data), given if arm == "first" else data, torch.device("cpu"))
     fit(session)
     assert data.x_test is not None
     assert data.candidates is not None
-    assert data.weights is not None
     p, rows = predicted_probabilities(session, data.x_test).float().numpy(), np.arange(data.n)
     return {
         "accuracy": float((p.argmax(axis=1) == data.y_test).mean()),
@@ -81,6 +83,18 @@ def run(data: Dataset, method: str, arm: str, seed: int) -> dict[str, Any]:
         "mean_size": float(data.candidates.sum(axis=1).mean()),
         "first_guess_right": float((data.weights.argmax(axis=1) == data.y).mean()),
     }  # fmt: skip
+
+
+def split(folder: Path, name: str, number: int) -> Dataset:
+    make, rule = SETS[name]
+    whole = draw_candidates(with_weights(make(folder, number), rule), rule, 0)
+    return hold_out(replace(whole, x_test=None, y_test=None), 0.1, number)
+
+
+def measure(folder: Path, name: str, method: str, arm: str, number: int) -> dict[str, Any]:
+    """A line of the record."""
+    found = run(split(folder, name, number), method, arm, number)
+    return {"set": name, "method": method, "arm": arm, "split": number, **found}
 
 
 def main() -> None:
@@ -95,15 +109,11 @@ def main() -> None:
     about, known = origin("hardware"), done(args.out, "set", "method", "arm", "split")
     for number in args.splits:
         for name in chosen(args.sets, SETS, "--sets"):
-            make, rule = SETS[name]
-            whole = draw_candidates(with_weights(make(args.data, number), rule), rule, 0)
-            data = hold_out(replace(whole, x_test=None, y_test=None), 0.1, number)
             for method in args.methods.split(";"):
                 for arm in args.arms.split(";"):
                     if (name, method, arm, number) in known:
                         continue
-                    row = {"set": name, "method": method, "arm": arm, "split": number}
-                    row |= run(data, method, arm, number)
+                    row = measure(args.data, name, method, arm, number)
                     print(f"{name:22} {method:8} {arm:10} {number} {row['accuracy']:.4f} "
                           f"{row['training_labels_right']:.4f} {row['first_guess_right']:.4f}", flush=True)  # fmt: skip
                     add(row | about, args.out)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from label_error import SETS as ERROR_SETS
-from label_error import bundled, drawn, photographs
+from label_error import bundled, drawn
 from record import Arguments, add, chosen, done, end_with, origin, seeds
 
 from crosel.config import build_config
@@ -36,19 +36,22 @@ def digits() -> Dataset:
     return make_dataset(data.x.reshape(data.n, -1), y=data.y, classes=10, place="digits")
 
 
+def from_errors(name: str) -> Callable[[Path], Dataset]:
+    return lambda folder: ERROR_SETS[name][0](folder, 0)
+
+
 SETS: dict[str, Callable[[Path], Dataset]] = {
-    **{name: ERROR_SETS[name][0] for name in ("lost", "MSRCv2", "BirdSong", "ages of 60", "ages of 20")},
+    **{name: from_errors(name) for name in ("lost", "MSRCv2", "BirdSong", "ages of 60", "ages of 20")},
+    **{name: from_errors(name) for name in ("wine, instance 0.3", "breast cancer, votes")},
     "digits, uniform 0.5": lambda folder: drawn(digits(), "uniform:0.5"),
     "digits, instance 0.3": lambda folder: drawn(digits(), "instance:0.3"),
     "digits, votes": lambda folder: drawn(digits(), "votes"),
     "wine, uniform 0.4": lambda folder: drawn(bundled("wine"), "uniform:0.4"),
-    "wine, instance 0.3": lambda folder: drawn(bundled("wine"), "instance:0.3"),
     "iris, uniform 0.4": lambda folder: drawn(bundled("iris"), "uniform:0.4"),
-    "breast cancer, votes": lambda folder: drawn(bundled("breast_cancer"), "votes"),
-    "photographs, uniform 0.3": lambda folder: drawn(photographs(folder), "uniform:0.3"),
-    "photographs, instance 0.3": lambda folder: drawn(photographs(folder), "instance:0.3"),
-    "photographs, votes": lambda folder: drawn(photographs(folder), "votes"),
-}  # fmt: skip
+    **{
+        f"photographs, {rule}": from_errors(f"photographs, {rule}") for rule in ("uniform 0.3", "instance 0.3", "votes")
+    },
+}
 
 # Pieces of an arm, which is named after them: "proden robust noise-0.3".
 METHODS = ("crosel", "proden", "cc", "crdpll", "lws", "pico", "pop")
@@ -66,6 +69,7 @@ VALUES = {
     "noise": "augment.weak_feature_noise", "strong": "augment.feature_noise", "drop": "augment.feature_drop",
     "wd": "train.weight_decay", "lr": "train.lr", "epochs": "train.epochs", "batch": "train.batch_size",
     "gamma": "method.gamma", "T": "method.temperature", "cr": "method.lambda_cr", "warmup": "method.warmup",
+    "ema": "train.ema_decay",
 }  # fmt: skip
 
 
@@ -115,6 +119,12 @@ def run(data: Dataset, sets: np.ndarray[Any, Any], asked: dict[str, Any], seed: 
     }  # fmt: skip
 
 
+def measure(folder: Path, name: str, each: str, number: int, test: bool) -> dict[str, Any]:
+    """A line of the record."""
+    data, sets = split(SETS[name](folder), number, test)
+    return {"set": name, "arm": each, "split": number, "test": test, **run(data, sets, arm(each), number), **arm(each)}
+
+
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True)
@@ -129,15 +139,12 @@ def main() -> None:
     known = done(args.out, "set", "arm", "split", "test")
     for number in args.splits:
         for name in names:
-            whole = SETS[name](args.data)
             for each in args.arms.split(";"):
                 if (name, each, number, args.test) in known:
                     continue
-                data, sets = split(whole, number, args.test)
-                row = {"set": name, "arm": each, "split": number, "test": args.test}
-                row |= run(data, sets, arm(each), seed=number)
+                row = measure(args.data, name, each, number, args.test)
                 print(f"{name:25} {each:40} {number} {row['accuracy']:.4f} {row['seconds']}", flush=True)
-                add(row | arm(each) | about, args.out)
+                add(row | about, args.out)
 
 
 if __name__ == "__main__":

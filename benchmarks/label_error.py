@@ -10,12 +10,13 @@ file. True labels are used for its columns `true_…`, `truth_…` and `ece_…`
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +31,11 @@ from crosel.runs.environment import environment
 from crosel.runs.folds import out_of_sample
 from crosel.runs.label_error import confidence_temperature, estimate_label_error, within_sets
 from crosel.training.build import build_session, resolve
+from crosel.training.session import Session
 from crosel.training.trainer import fit, predicted_probabilities
 
 FOLDS = 5
+KNOWN_GUESSES: dict[str, NDArray[np.float64]] = {}  # by the inputs that they are about
 ANIMALS = [0, 0, 1, 1, 1, 1, 1, 1, 0, 0]  # CIFAR-10's classes: vehicles and animals
 
 
@@ -60,10 +63,12 @@ def guesses(data: Dataset) -> NDArray[np.float64]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
-    x = data.x.reshape(data.n, -1).astype(float)
-    p: NDArray[np.float64] = cross_val_predict(model, x, data.y, cv=3, method="predict_proba")
-    return np.sqrt(p)  # flatter: the third and fourth guess are drawn as well
+    x = data.x.reshape(data.n, -1)
+    key = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+    if key not in KNOWN_GUESSES:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+        KNOWN_GUESSES[key] = cross_val_predict(model, x.astype(float), data.y, cv=3, method="predict_proba")
+    return np.sqrt(KNOWN_GUESSES[key])  # flatter: the third and fourth guess are drawn as well
 
 
 def voted(data: Dataset, accuracies: tuple[float, ...], seed: int) -> NDArray[np.bool_]:
@@ -111,46 +116,74 @@ def drawn(data: Dataset, rule: str, seed: int = 0) -> Dataset:
     return with_sets(data, voted(data, (0.85, 0.75, 0.65), seed))
 
 
-def mat(name: str) -> Callable[[Path], Dataset]:
-    return lambda folder: load(f"{name}.mat", folder, DataSettings())
+Maker = Callable[[Path, int], Dataset]  # of the folder with the data, and of a seed
+
+
+def mat(name: str) -> Maker:
+    return lambda folder, seed: load(f"{name}.mat", folder, DataSettings())
+
+
+def sets_of(make: Callable[[Path], Dataset], rule: str) -> Maker:
+    return lambda folder, seed: drawn(make(folder), rule, seed)
+
+
+def of_sklearn(name: str) -> Callable[[Path], Dataset]:
+    return lambda folder: bundled(name)
 
 
 # name -> how it is made, and how its sets came about: "uniform", "superclass" or "real" (what a user could not know)
-SETS: dict[str, tuple[Callable[[Path], Dataset], str]] = {
+SETS: dict[str, tuple[Maker, str]] = {
     "lost": (mat("lost"), "real"),
     "MSRCv2": (mat("MSRCv2"), "real"),
     "BirdSong": (mat("BirdSong"), "real"),
-    "ages of 60": (lambda folder: ages(900, 60, 6, 1.5, 0), "real"),
-    "ages of 20": (lambda folder: ages(600, 20, 4, 1.0, 1), "real"),
-    "photographs, uniform 0.3": (lambda folder: drawn(photographs(folder), "uniform:0.3"), "uniform"),
-    "photographs, uniform 0.5": (lambda folder: drawn(photographs(folder), "uniform:0.5"), "uniform"),
-    "photographs, superclass 0.5": (lambda folder: drawn(photographs(folder), "superclass:0.5"), "superclass"),
-    "photographs, instance 0.3": (lambda folder: drawn(photographs(folder), "instance:0.3"), "real"),
-    "photographs, votes": (lambda folder: drawn(photographs(folder), "votes"), "real"),
-    "wine, uniform 0.3": (lambda folder: drawn(bundled("wine"), "uniform:0.3"), "uniform"),
-    "wine, instance 0.3": (lambda folder: drawn(bundled("wine"), "instance:0.3"), "real"),
-    "iris, uniform 0.3": (lambda folder: drawn(bundled("iris"), "uniform:0.3"), "uniform"),
-    "breast cancer, uniform 0.3": (lambda folder: drawn(bundled("breast_cancer"), "uniform:0.3"), "uniform"),
-    "breast cancer, votes": (lambda folder: drawn(bundled("breast_cancer"), "votes"), "real"),
-    "digits, uniform 0.3": (lambda folder: drawn(digits(), "uniform:0.3"), "uniform"),
-    "digits, uniform 0.5": (lambda folder: drawn(digits(), "uniform:0.5"), "uniform"),
-    "digits, instance 0.3": (lambda folder: drawn(digits(), "instance:0.3"), "real"),
-    "digits, votes": (lambda folder: drawn(digits(), "votes"), "real"),
-}  # fmt: skip
+    "ages of 60": (lambda folder, seed: ages(900, 60, 6, 1.5, seed), "real"),
+    "ages of 20": (lambda folder, seed: ages(600, 20, 4, 1.0, 1 + seed), "real"),
+    "photographs, uniform 0.3": (sets_of(photographs, "uniform:0.3"), "uniform"),
+    "photographs, uniform 0.5": (sets_of(photographs, "uniform:0.5"), "uniform"),
+    "photographs, superclass 0.5": (sets_of(photographs, "superclass:0.5"), "superclass"),
+    "photographs, instance 0.3": (sets_of(photographs, "instance:0.3"), "real"),
+    "photographs, votes": (sets_of(photographs, "votes"), "real"),
+    "wine, uniform 0.3": (sets_of(of_sklearn("wine"), "uniform:0.3"), "uniform"),
+    "wine, instance 0.3": (sets_of(of_sklearn("wine"), "instance:0.3"), "real"),
+    "iris, uniform 0.3": (sets_of(of_sklearn("iris"), "uniform:0.3"), "uniform"),
+    "breast cancer, uniform 0.3": (sets_of(of_sklearn("breast_cancer"), "uniform:0.3"), "uniform"),
+    "breast cancer, votes": (sets_of(of_sklearn("breast_cancer"), "votes"), "real"),
+    "digits, uniform 0.3": (sets_of(lambda folder: digits(), "uniform:0.3"), "uniform"),
+    "digits, uniform 0.5": (sets_of(lambda folder: digits(), "uniform:0.5"), "uniform"),
+    "digits, instance 0.3": (sets_of(lambda folder: digits(), "instance:0.3"), "real"),
+    "digits, votes": (sets_of(lambda folder: digits(), "votes"), "real"),
+}
 
 
-def train(data: Dataset, method: str, seed: int) -> dict[str, Any]:
-    """Probabilities of every training example, in sample and out of sample, and what they took."""
+class Judged(NamedTuple):
+    """A run, and what networks say of its examples that had not seen them."""
+
+    session: Session
+    probabilities: NDArray[np.float32]
+    seconds: float
+    seconds_folds: float
+
+
+def judge(data: Dataset, method: str, seed: int) -> Judged:
+    """Train with the method's defaults, on all rows and for each fold."""
     settings = ["train.evaluate_every=1000", f"train.folds={FOLDS}"]
     config = build_config(settings=settings, values={"source": "memory", "seed": seed, "method": {"name": method}})
     start = time.perf_counter()
     session = build_session(resolve(config, data), data, torch.device("cpu"))
     fit(session)
-    in_sample = predicted_probabilities(session, data.x).float().numpy()
     middle = time.perf_counter()
+    probabilities = out_of_sample(session)
+    assert probabilities is not None
+    return Judged(session, probabilities, middle - start, time.perf_counter() - middle)
+
+
+def kept(run: Judged, name: str, method: str, rule: str) -> dict[str, Any]:
+    """What `measure` needs."""
+    data = run.session.data
     return {
-        "in_sample": in_sample, "out_of_sample": out_of_sample(session), "candidates": data.candidates, "y": data.y,
-        "seconds": middle - start, "seconds_folds": time.perf_counter() - middle,
+        "in_sample": predicted_probabilities(run.session, data.x).float().numpy(), "out_of_sample": run.probabilities,
+        "candidates": data.candidates, "y": data.y, "set": name, "method": method, "rule": rule,
+        "seconds": run.seconds, "seconds_folds": run.seconds_folds,
     }  # fmt: skip
 
 
@@ -189,6 +222,11 @@ def calibration_error(confidence: NDArray[Any], right: NDArray[np.bool_], bins: 
     return float(sum(gaps) / len(right))
 
 
+def rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain numbers, of few digits."""
+    return {k: round(float(v), 4) if isinstance(v, float | np.floating) else v for k, v in row.items()}
+
+
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True)
@@ -204,11 +242,11 @@ def main() -> None:
         for method in args.methods.split(";"):
             path = args.keep / f"{name} {method}.npz".replace(" ", "_").replace(",", "")
             if not path.exists() and not args.kept_only:
-                found = train(SETS[name][0](args.data), method, seed=0)
-                np.savez_compressed(path, **found, set=name, method=method, rule=SETS[name][1])
+                run = judge(SETS[name][0](args.data, 0), method, seed=0)
+                np.savez_compressed(path, **kept(run, name, method, SETS[name][1]))
             if path.exists():
-                with np.load(path) as kept:
-                    row = {k: round(v, 4) if isinstance(v, float) else v for k, v in measure(dict(kept)).items()}
+                with np.load(path) as found:
+                    row = rounded(measure(dict(found)))
                 print(row, flush=True)
                 if args.out is not None:
                     add({**row, "environment": about}, args.out)

@@ -16,20 +16,15 @@ from typing import Any
 
 import label_error
 import numpy as np
-import torch
-from label_error import SETS, photographs
+from label_error import SETS, Judged, Maker, judge, photographs, rounded
 from numpy.typing import NDArray
 from record import Arguments, add, chosen, end_with
 
-from crosel.config import build_config
 from crosel.data import Dataset, draw_candidates
 from crosel.data.dataset import make_dataset
 from crosel.runs.environment import environment
-from crosel.runs.folds import out_of_sample
 from crosel.runs.missing_truth import fit_missing, missing_odds
 from crosel.runs.result import Result, review_order
-from crosel.training.build import build_session, resolve
-from crosel.training.trainer import fit
 
 FIRST = 100  # cards
 GAMMAS = (None, 0.9, 0.5)  # outside_gamma; None: the default
@@ -45,12 +40,16 @@ def people(folder: Path, voters: int) -> Dataset:
     return make_dataset(data.x, sets, data.y, classes=10, place="people")
 
 
+def first_draw(make: Maker) -> Callable[[Path], Dataset]:
+    return lambda folder: make(folder, 0)
+
+
 OURS: dict[str, Callable[[Path], Dataset]] = {
     "photographs, three people": lambda folder: people(folder, 3),
     "photographs, two people": lambda folder: people(folder, 2),
     "photographs, uniform 0.3, 10 % missing": lambda f: draw_candidates(photographs(f), "uniform:q=0.3,eta=0.1", 0),
     "digits, uniform 0.3, 10 % missing": lambda _: draw_candidates(label_error.digits(), "uniform:q=0.3,eta=0.1", 0),
-    **{name: make for name, (make, _) in SETS.items()},
+    **{name: first_draw(make) for name, (make, _) in SETS.items()},
 }
 RUNS = (
     "lost:proden", "MSRCv2:proden", "BirdSong:proden", "digits, uniform 0.5:proden", "digits, votes:proden",
@@ -86,18 +85,11 @@ def flagged(result: Result, truth: NDArray[np.int64], missing: NDArray[np.bool_]
     }  # fmt: skip
 
 
-def measure(name: str, method: str, folder: Path) -> dict[str, Any]:
-    data = OURS[name](folder)
+def measure(name: str, method: str, run: Judged) -> dict[str, Any]:
+    """What a run's review would show, with and without folds."""
+    session, judged, data = run.session, run.probabilities, run.session.data
     assert data.candidates is not None
     assert data.y is not None
-    config = build_config(
-        settings=["train.evaluate_every=1000", f"train.folds={label_error.FOLDS}"],
-        values={"source": "memory", "method": {"name": method}},
-    )
-    session = build_session(resolve(config, data), data, torch.device("cpu"))
-    fit(session)
-    judged = out_of_sample(session)
-    assert judged is not None
     missing = ~data.candidates[np.arange(data.n), data.y]
     share, _ = fit_missing(missing_odds(judged, data.candidates))
     row = {
@@ -121,7 +113,7 @@ def main() -> None:
     runs = [tuple(run.rsplit(":", 1)) for run in args.runs.split(";")]
     chosen(";".join(name for name, _ in runs), OURS, "--runs")
     for name, method in runs:
-        row = {k: round(v, 4) if isinstance(v, float) else v for k, v in measure(name, method, args.data).items()}
+        row = rounded(measure(name, method, judge(OURS[name](args.data), method, seed=0)))
         print(row, flush=True)
         if args.out is not None:
             add({**row, "environment": about}, args.out)
