@@ -7,7 +7,7 @@ checks them against torch in double precision. (On a CPU: TRITON_INTERPRET=1 and
 Images [N, C, H, W] in channels-last layout are a matrix of N·H·W rows, and each of the nine taps adds the product of
 rows, moved by the tap, with the tap's weights. The width of a tile is the sum of two powers of two: 128 + 32 divides
 the 160, 320 and 640 channels of WRN-34-10, which no power of two above 32 does. Gradients of weights are summed in
-parts, by a fixed number of programs, and the parts in a fixed order.
+parts, by a fixed number of programs, and the parts in a fixed order. With BOXES the card's copy engine fetches the rows.
 """
 
 # mypy: ignore-errors
@@ -28,6 +28,7 @@ from crosel.training.devices import pick_device
 try:
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # it comes with PyTorch's CUDA builds only
     triton = None
 
@@ -93,6 +94,43 @@ if triton is not None:
             tl.store(out + row * OUTPUTS + column2, total2, mask=(row < rows) & (column2 < OUTPUTS))
 
     @triton.jit
+    def products_of_boxes(
+        x, weight, weight2, out,
+        SIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, TRANSPOSED: tl.constexpr,
+        IMAGES: tl.constexpr, HIGH: tl.constexpr,
+        FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_K: tl.constexpr,
+    ):  # fmt: skip
+        """The same, where rows are boxes of whole rows of pixels (HIGH of each of IMAGES) that the card's copy engine
+        fetches, with zeros beyond the border. TRANSPOSED: the gradient of the input."""
+        tiles: tl.constexpr = OUTPUTS // (FIRST + SECOND)
+        rows: tl.constexpr = IMAGES * HIGH * SIDE
+        boxes: tl.constexpr = SIDE // HIGH
+        blocks: tl.constexpr = INPUTS // BLOCK_K
+        program = tl.program_id(0)
+        box, column = program // tiles, program % tiles * (FIRST + SECOND)
+        image, high = box // boxes * IMAGES, box % boxes * HIGH
+        total = tl.zeros((rows, FIRST), tl.float32)
+        if SECOND:
+            total2 = tl.zeros((rows, SECOND), tl.float32)
+        for step in range(9 * blocks):
+            tap, channel = step // blocks, step % blocks * BLOCK_K
+            a = x.load([image, high + tap // 3 - 1, tap % 3 - 1, channel]).reshape(rows, BLOCK_K)
+            if TRANSPOSED:
+                total = tl.dot(a, weight.load([channel, 8 - tap, column]).reshape(BLOCK_K, FIRST), total)
+                if SECOND:
+                    total2 = tl.dot(
+                        a, weight2.load([channel, 8 - tap, column + FIRST]).reshape(BLOCK_K, SECOND), total2
+                    )
+            else:
+                total = tl.dot(a, weight.load([column, tap, channel]).reshape(FIRST, BLOCK_K).T, total)
+                if SECOND:
+                    total2 = tl.dot(a, weight2.load([column + FIRST, tap, channel]).reshape(SECOND, BLOCK_K).T, total2)
+        at = (box * rows + tl.arange(0, rows))[:, None] * OUTPUTS + column
+        tl.store(out + at + tl.arange(0, FIRST)[None, :], total.to(out.dtype.element_ty))
+        if SECOND:
+            tl.store(out + at + FIRST + tl.arange(0, SECOND)[None, :], total2.to(out.dtype.element_ty))
+
+    @triton.jit
     def weight_gradients(
         x, grad, partial, rows, share,
         SIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
@@ -133,6 +171,9 @@ def tilings(what: str, inputs: int, outputs: int) -> list[dict[str, int]]:
     width = inputs if what == "dgrad" else outputs
     depth = outputs if what == "dgrad" else inputs
 
+    def boxes(rows: int, first: int, second: int, deep: int, warps: int, stages: int) -> dict[str, int]:
+        return {"BOXES": 1, **tiles(rows, first, second, deep, warps, stages)}
+
     def tiles(rows: int, first: int, second: int, deep: int, warps: int, stages: int) -> dict[str, int]:
         return {
             "BLOCK_M": rows, "FIRST": first, "SECOND": second, "BLOCK_K": deep, "num_warps": warps, "num_stages": stages
@@ -147,7 +188,16 @@ def tilings(what: str, inputs: int, outputs: int) -> list[dict[str, int]]:
             found += [tiles(256, first, second, 64, 8, 4)]
         if depth % 64 and what != "wgrad":
             found += [tiles(128, first, second, 32, 8, 6), tiles(256, first, second, 32, 8, 6)]
-    return found[:10]
+    if what == "wgrad":
+        return found[:10]
+    fetched = []
+    deep = 64 if depth % 64 == 0 else 32
+    for first, second in widths or [(32, 0)]:
+        stages = 4 if deep == 64 else 8
+        fetched += [boxes(128, first, second, deep, 8, stages), boxes(128, first, second, deep, 8, stages // 2)]
+        if first + second <= 160:
+            fetched += [boxes(128, first, second, deep, 4, stages // 2), boxes(256, first, second, deep, 8, stages)]
+    return fetched[:8] + found[:8]
 
 
 def compute(what: str, x: Tensor, weight: Tensor, grad: Tensor, tiles: dict[str, int]) -> Tensor:
@@ -157,6 +207,8 @@ def compute(what: str, x: Tensor, weight: Tensor, grad: Tensor, tiles: dict[str,
     if what == "wgrad":
         return _weight_gradient(x, weight, grad, tiles)
     source = grad if what == "dgrad" else x
+    if "BOXES" in tiles:
+        return _by_boxes(what, source, weight, tiles)
     depth, width = (outputs, inputs) if what == "dgrad" else (inputs, outputs)
     out = torch.empty_like(x if what == "dgrad" else grad)
     step = (
@@ -167,6 +219,30 @@ def compute(what: str, x: Tensor, weight: Tensor, grad: Tensor, tiles: dict[str,
     return out
 
 
+def _by_boxes(what: str, source: Tensor, weight: Tensor, tiles: dict[str, int]) -> Tensor:
+    outputs, inputs = weight.shape[:2]
+    n, depth, side, _ = source.shape
+    width = inputs if what == "dgrad" else outputs
+    first, second, deep = tiles["FIRST"], tiles["SECOND"], tiles["BLOCK_K"]
+    high = min(side, tiles["BLOCK_M"] // side)
+    images = tiles["BLOCK_M"] // side // high
+    if side % high or n % images or width % (first + second) or depth % deep:
+        raise UserError(f"tiles {tiles} do not divide {n} images of {side} with {depth} channels, or {width} outputs")
+    taps = weight.permute(0, 2, 3, 1).view(outputs, 9, inputs)
+    x = TensorDescriptor.from_tensor(source.permute(0, 2, 3, 1), [images, high, side, deep])
+    weights = [
+        TensorDescriptor.from_tensor(taps, [deep, 1, part] if what == "dgrad" else [part, 1, deep])
+        for part in (first, second or first)
+    ]
+    out = source.new_empty(n, side, side, width).permute(0, 3, 1, 2)
+    grid = n // images * (side // high) * (width // (first + second))
+    products_of_boxes[(grid,)](
+        x, *weights, out, SIDE=side, INPUTS=depth, OUTPUTS=width, TRANSPOSED=what == "dgrad", IMAGES=images, HIGH=high,
+        FIRST=first, SECOND=second, BLOCK_K=deep, num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
+    )  # fmt: skip
+    return out
+
+
 def _weight_gradient(x: Tensor, weight: Tensor, grad: Tensor, tiles: dict[str, int]) -> Tensor:
     outputs, inputs = weight.shape[:2]
     side, rows = x.shape[2], x.shape[0] * x.shape[2] * x.shape[3]
@@ -174,8 +250,7 @@ def _weight_gradient(x: Tensor, weight: Tensor, grad: Tensor, tiles: dict[str, i
     splits = max(1, min(PROGRAMS // grid, rows // 512))
     share = -(-rows // (splits * 64)) * 64
     splits = -(-rows // share)
-    partial = torch.empty(splits, *weight.shape, device=x.device).to(memory_format=torch.preserve_format)
-    partial = partial.view(splits, outputs, 3, 3, inputs)
+    partial = torch.empty(splits, outputs, 3, 3, inputs, device=x.device)
     weight_gradients[(grid, splits)](x, grad, partial, rows, share, SIDE=side, INPUTS=inputs, OUTPUTS=outputs, **tiles)
     return partial.sum(0).to(weight.dtype).permute(0, 3, 1, 2)
 
@@ -184,7 +259,9 @@ def compile_one(job: tuple[str, int, int, int, dict[str, int]]) -> str:
     """Compile a kernel for a shape, into the cache on the disk; the error, if any. Runs in a process of its own."""
     what, inputs, outputs, side, tiles = job
     try:
-        compute(what, *_random(2, inputs, outputs, side, torch.device("cuda"), torch.bfloat16), tiles)
+        compute(
+            what, *_random(max(2, 256 // side**2), inputs, outputs, side, torch.device("cuda"), torch.bfloat16), tiles
+        )
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -202,13 +279,16 @@ def check(device: torch.device) -> None:
     """Every tile for shapes with all that is special about them."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     bound = 4e-3 if device.type == "cuda" else 1e-5
-    for n, inputs, outputs, side in ((2, 32, 64, 6), (1, 160, 160, 5), (3, 64, 32, 8), (1, 64, 320, 4)):
+    shapes = ((2, 32, 64, 6), (1, 160, 160, 5), (3, 64, 32, 8), (16, 64, 320, 4), (4, 64, 128, 8), (1, 160, 160, 16))
+    for n, inputs, outputs, side in shapes:
         x, weight, grad = _random(n, inputs, outputs, side, device, dtype)
         wide = (grad.double(), x.double(), weight.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         dx, dw, _ = torch.ops.aten.convolution_backward(*wide, [True, True, False])
         y = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
         for what, expected in (("forward", y), ("dgrad", dx), ("wgrad", dw)):
             for tiles in tilings(what, inputs, outputs):
+                if "BOXES" in tiles and (side & (side - 1) or n * side * side % tiles["BLOCK_M"]):
+                    continue
                 out = compute(what, x, weight, grad, tiles)
                 difference = float((out.double() - expected).norm() / expected.norm())
                 print(f"{what} {n}x{inputs}->{outputs} at {side}, {tiles}: {difference:.1e}", flush=True)
