@@ -4,13 +4,16 @@
     python benchmarks/fine_tuning.py cifar100 --data DIR --weights FILE --q 0.1 --minutes 9 --out fine-tuning.jsonl
     python benchmarks/fine_tuning.py cifar10 … --held-out 5000    # choose settings so: the test images are not read
     python benchmarks/fine_tuning.py cifar10 … --only-time        # seconds of steps and passes, at several sizes
+    python benchmarks/fine_tuning.py cifar10 … --only-time --profile                    # and the kernels of a step
 
 The images are enlarged on the device to `--size` pixels. With `--minutes`, steps of both phases and the pass over the
 training set are timed first, and the run has as many epochs as fit, from the start of the process on; `--epochs` says
-how many instead. Views are drawn on small images, before they are enlarged. `--set` takes settings as `crosel train`
-does. On a CPU, in miniature: --images 300 --size 32 --epochs 2 --batch 32.
+how many instead, as where runs share a card and would be timed at each other's mercy. Views are drawn on small images,
+before they are enlarged. `--set` takes settings as `crosel train` does. On a CPU, in miniature: --images 300 --size 32
+--epochs 2 --batch 32.
 
-The last epoch counts, whatever came before it.
+The last epoch counts, whatever came before it. Every epoch's numbers are in a second record as soon as it ends,
+`fine-tuning.epochs.jsonl` beside `fine-tuning.jsonl`: what a run that was killed leaves.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ def measure(args: Namespace, data: Dataset, device: torch.device, size: int) -> 
         seconds(steps, device, 5)  # choice of kernels, compilation, recording
         found[f"first steps {name} (s)"] = time.perf_counter() - start
         found[f"{name} (ms)"] = 1e3 * seconds(steps, device, args.repeats)
-    session.forward(session.train.x[:2].to(device))
+    if args.profile:
+        profile(steps, device)
     found["passes (s)"] = time_of_passes(session, device)
     found["images/s"] = 1e3 * session.batch_size / found["selection (ms)"]
     if device.type == "cuda":
@@ -83,6 +87,17 @@ def measure(args: Namespace, data: Dataset, device: torch.device, size: int) -> 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return found
+
+
+def profile(steps: Steps, device: torch.device) -> None:
+    """Print what takes longest in three steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+        seconds(steps, device, 3)
+    by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    print(seen.key_averages().table(sort_by=by, row_limit=15, max_name_column_width=90), flush=True)
 
 
 @torch.no_grad()
@@ -125,8 +140,11 @@ SHOWN = {
 }  # fmt: skip
 
 
-class Printed:
-    """Every epoch's numbers, as they come."""
+class Reported:
+    """Every epoch's numbers, as they come: on the screen, and in a record of their own."""
+
+    def __init__(self, about: dict[str, Any], record: Path) -> None:
+        self.about, self.record = about, record
 
     def on_step(self, *_: Any) -> None:
         pass
@@ -139,6 +157,7 @@ class Printed:
         passed = time.perf_counter() - STARTED
         print(f"epoch {row['epoch']:3d}  {row['phase']:9s}  {shown}  {row['seconds']:.1f} s, {passed:.0f} s in all",
               flush=True)  # fmt: skip
+        add({**self.about, **row, "seconds_since_start": passed}, self.record)
 
 
 def arguments() -> Arguments:
@@ -155,12 +174,13 @@ def arguments() -> Arguments:
     parser.add_argument("--size", type=count, default=160, help="side in pixels of what the backbone sees")
     parser.add_argument("--batch", type=count, default=128)
     parser.add_argument("--lr", type=positive, default=0.002, help="learning rate of the head")
-    parser.add_argument("--body-lr", type=positive, default=0.25, help="that of the backbone, as a share of it")
+    parser.add_argument("--body-lr", type=positive, default=0.1, help="that of the backbone, as a share of it")
     parser.add_argument("--epochs", type=count, default=20)
     parser.add_argument("--minutes", type=positive, help="as many epochs as fit, instead of --epochs")
     parser.add_argument("--set", action="append", default=[], help="a setting, as in crosel train")
     parser.add_argument("--repeats", type=count, default=10, help="steps that are timed")
     parser.add_argument("--only-time", action="store_true", help="time steps at several sizes, and train nothing")
+    parser.add_argument("--profile", action="store_true", help="of --only-time: list the kernels that take longest")
     parser.add_argument("--sizes", default=";".join(map(str, TRIED)), help="of --only-time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True, help="record, which grows run by run")
@@ -173,7 +193,7 @@ def main() -> None:
     data = read(args)
     about = {
         "source": args.source, "n": data.n, "q": args.q, "seed": args.seed, "held_out": args.held_out,
-        "network": args.network, "batch": args.batch, "set": args.set,
+        "network": args.network, "method": args.method, "batch": args.batch, "set": args.set,
     }  # fmt: skip
     where = origin("command", "platform", "cpu_count", *(["gpu", "cuda"] if device.type == "cuda" else []))
     if args.only_time:
@@ -187,16 +207,17 @@ def main() -> None:
         found = measure(args, data, device, args.size)
         print("  ".join(f"{name} {value:.5g}" for name, value in found.items()), flush=True)
         epochs = plan(args, data, device, found)
+    about |= {"size": args.size, "lr": args.lr, "body_lr": args.body_lr, "epochs": epochs}
     config = configuration(args, data, device, epochs, args.size)
     session = build_session(config, data, device)
     start = time.perf_counter()
-    rows = fit(session, (Printed(),))
+    rows = fit(session, (Reported({**about, "commit": where["commit"]}, args.out.with_suffix(".epochs.jsonl")),))
     wait(device)
     end = time.perf_counter()
     last = {name: rows[-1][name] for name in (*SHOWN, "test_accuracy_1", "test_accuracy_2") if name in rows[-1]}
     settings = {part: getattr(config, part).model_dump(mode="json") for part in ("method", "augment", "train")}
     add({
-        **about, "size": args.size, "lr": args.lr, "body_lr": args.body_lr, "epochs": epochs, **last,
+        **about, **last,
         "seconds_training": end - start, "seconds": end - STARTED, "times": found,
         "test_accuracy_by_epoch": [row.get("test_accuracy") for row in rows],
         "seconds_by_epoch": [row["seconds"] for row in rows],

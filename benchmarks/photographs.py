@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from pretrained import arguments, compare, uniform_draw
+from pretrained import arguments, compare, uniform_draw, write_list
 from record import count, end_with
 
 from crosel.data.sources import load
-from crosel.utils.text import join_names
 
 
 def write_images(data: Path, folder: Path, count: int) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
@@ -43,16 +42,7 @@ def main() -> None:
     pool = args.pool or 2 * (args.n + args.held_out)
     names, y, classes = write_images(args.data, folder, pool + (args.n + args.held_out if args.search else 0))
 
-    def write(stem: str, rows: np.ndarray, sets: np.ndarray) -> Path:
-        lines = ["path,candidates,label,split"]
-        for at, row in enumerate(rows):
-            candidates = join_names([classes[j] for j in np.flatnonzero(sets[at])])
-            split = "train" if at < args.n else "test"
-            lines.append(f"{names[row]},{candidates},{classes[y[row]]},{split}")
-        path = folder / f"{stem}.csv"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path
-
+    write = write_list(folder, "path", names, y, classes, args.n)
     network = ["network.name=timm/tf_efficientnet_lite0", f"network.weights={args.weights}"]
     compare(args, network, y, 10, pool, write, uniform_draw(args, y, 10), images=pool)
 

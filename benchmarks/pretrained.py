@@ -1,16 +1,20 @@
 """What photographs.py and texts.py share: draws of examples with candidate sets, and the same head learned from true
 labels and by the methods, on embeddings that are kept in a folder.
 
+All draws are run by the first method, then by the second one. A draw can have a process and a folder of its own
+(`--draw`), so that each draw's time has its embedding in it: side_by_side.py runs several on cores of their own.
+
 With `--search N` each setting of a grid is tried on N other draws, of examples that are in none of the draws: those
 after the first `drawn_from`, if there are any.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,9 @@ from crosel.runs.folder import load_data
 from crosel.runs.pipeline import train_run
 from crosel.runs.result import Result
 
-METHODS = ("true labels", "cc", "proden", "crosel")
+METHODS = ("crosel", "true labels", "proden", "cc")  # in the order in which they are run
 Draw = Callable[[np.ndarray, int], np.ndarray]  # rows and the number of the draw -> candidate sets
-WriteSource = Callable[[str, np.ndarray, np.ndarray], Path]  # stem, rows, sets -> the list, the last ones for testing
+WriteSource = Callable[[str, np.ndarray, np.ndarray], Path]  # stem, rows, sets -> the file, the last rows for testing
 
 
 def arguments(description: str, n: int, held_out: int, draws: int) -> Arguments:
@@ -37,6 +41,7 @@ def arguments(description: str, n: int, held_out: int, draws: int) -> Arguments:
     parser.add_argument("--held-out", type=count, default=held_out)
     parser.add_argument("--q", type=positive, default=0.3)
     parser.add_argument("--draws", type=count, default=draws)
+    parser.add_argument("--draw", type=int, choices=range(draws), help="this one alone")
     parser.add_argument("--methods", default=";".join(METHODS))
     parser.add_argument("--search", type=count, help="try a grid instead, on so many draws of other examples")
     parser.add_argument("--folds", type=int, help="as in crosel train; 0 is faster and leaves the accuracy as it is")
@@ -47,6 +52,31 @@ def arguments(description: str, n: int, held_out: int, draws: int) -> Arguments:
 
 def uniform_draw(args: Namespace, y: np.ndarray, k: int) -> Draw:
     return lambda rows, draw: uniform(y[rows], classes=k, q=args.q, seed=draw)
+
+
+def drawn(args: Namespace, drawn_from: int) -> list[np.ndarray]:
+    """The rows of each draw, of the first `drawn_from`."""
+    total = args.n + args.held_out
+    return [np.random.default_rng(100 + draw).permutation(drawn_from)[:total] for draw in range(args.draws)]
+
+
+def write_list(
+    folder: Path, field: str, inputs: Sequence[str], y: np.ndarray, classes: Sequence[str], n: int
+) -> WriteSource:
+    """A list of images (`path`) or of texts (`text`), of which the first `n` rows are for training."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(stem: str, rows: np.ndarray, sets: np.ndarray) -> Path:
+        path = folder / f"{stem}.jsonl"
+        with path.open("w", encoding="utf-8") as stream:
+            for at, row in enumerate(rows):
+                candidates = [classes[j] for j in np.flatnonzero(sets[at])]
+                split = "train" if at < n else "test"
+                line = {field: inputs[row], "candidates": candidates, "label": classes[y[row]], "split": split}
+                stream.write(json.dumps(line) + "\n")
+        return path
+
+    return write
 
 
 def compare(
@@ -61,7 +91,7 @@ def compare(
 ) -> None:
     """A line for each draw, method and setting. Draws are from the first `drawn_from`; `about` is in each line."""
     methods, total = chosen(args.methods, METHODS, "--methods"), args.n + args.held_out
-    draws = [np.random.default_rng(100 + draw).permutation(drawn_from)[:total] for draw in range(args.draws)]
+    draws = drawn(args, drawn_from)
     grid: list[tuple[float | None, float | None]] = [(None, None)]
     if args.search:
         grid = [(float(lr), float(decay)) for lr in args.lr.split(";") for decay in args.decay.split(";")]
@@ -70,9 +100,10 @@ def compare(
             others = np.setdiff1d(np.arange(len(y)), np.concatenate(draws))
         draws = [np.random.default_rng(300 + draw).permutation(others)[:total] for draw in range(args.search)]
     there = done(args.out, "n", "q", "draw", "method", *(("lr", "weight_decay") if args.search else ()))
-    for draw, rows in enumerate(draws):
-        sets = sets_of(rows, draw)
-        for method in methods:
+    sets_by_draw = {draw: sets_of(rows, draw) for draw, rows in enumerate(draws) if args.draw in (None, draw)}
+    for method in methods:
+        for draw, sets in sets_by_draw.items():
+            rows = draws[draw]
             known = method == "true labels"
             stem = f"{'search' if args.search else 'draw'}{draw}-n{args.n}-{'true' if known else f'q{args.q:g}'}"
             source = write(stem, rows, np.eye(k, dtype=bool)[y[rows]] if known else sets)

@@ -7,6 +7,9 @@ A text is the short description of a Debian package, its class the package's sec
 description is there once. Each draw gives `--n` of them candidate sets and holds `--held-out` others out. The backbone
 is all-MiniLM-L6-v2; `--weights` is the folder with its model.
 
+For a machine without the weights, `--embed FILE` keeps the embeddings of all draws in a file (float16) and ends; there,
+`--embeddings FILE` takes the place of `--weights`, and the same head learns from them.
+
 With `--weak M`, a set is what a weak classifier finds most probable: three sections, by logistic regression on the
 words of M other descriptions.
 """
@@ -14,13 +17,25 @@ words of M other descriptions.
 from __future__ import annotations
 
 import hashlib
-import json
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from pretrained import arguments, compare, uniform_draw
+from pretrained import WriteSource, arguments, compare, drawn, uniform_draw, write_list
 from record import count, end_with
+
+from crosel.config import TEXT_HEAD
+from crosel.data.dataset import make_dataset
+from crosel.data.formats.npz import write_npz
+from crosel.errors import UserError
+from crosel.nn.backbones import open_backbone
+
+NETWORK = "text/all-MiniLM-L6-v2"
+HEAD = [  # what a run on a text backbone has, for rows of numbers
+    "network.name=mlp", "network.hidden=[]", "network.scaling=standard", "augment.weak_feature_noise=0",
+    *(f"train.{name}={value}" for name, value in TEXT_HEAD.items()),
+]  # fmt: skip
 
 
 def read_packages(path: Path, sections: int) -> tuple[list[str], np.ndarray, list[str]]:
@@ -51,27 +66,34 @@ def top_three(texts: list[str], y: np.ndarray, known: int, rows: np.ndarray, dra
     return sets
 
 
+def write_rows(args: Namespace, digest: str, y: np.ndarray, classes: list[str]) -> WriteSource:
+    """Files of embeddings, for texts whose embeddings were kept."""
+    kept = np.load(args.embeddings)
+    if str(kept["pool_sha256"]) != digest:
+        raise UserError(f"{args.embeddings}: embeddings of other texts than those of {args.packages}")
+    x, known = kept["x"].astype(np.float32), kept["rows"]
+    args.work.mkdir(parents=True, exist_ok=True)
+
+    def write(stem: str, rows: np.ndarray, sets: np.ndarray) -> Path:
+        at, n, path = np.searchsorted(known, rows), args.n, args.work / f"{stem}.npz"
+        parts = {"y": y[rows[:n]], "x_test": x[at[n:]], "y_test": y[rows[n:]], "classes": classes}
+        write_npz(make_dataset(x[at[:n]], sets[:n], **parts), path)
+        return path
+
+    return write
+
+
 def main() -> None:
     parser = arguments(str(__doc__), n=5000, held_out=1000, draws=3)
     parser.add_argument("--packages", type=Path, required=True, help="what apt-cache dumpavail prints")
-    parser.add_argument("--weights", required=True, help="folder with all-MiniLM-L6-v2")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--weights", help="folder with all-MiniLM-L6-v2")
+    source.add_argument("--embeddings", type=Path, help="what --embed has kept")
+    parser.add_argument("--embed", type=Path, help="keep the embeddings of all draws in this file, and end")
     parser.add_argument("--sections", type=count, default=20)
     parser.add_argument("--weak", type=count, help="texts that a weak classifier has seen, whose top three are the set")
     args = parser.parse_args()
     texts, y, classes = read_packages(args.packages, args.sections)
-    args.work.mkdir(parents=True, exist_ok=True)
-
-    def write(stem: str, rows: np.ndarray, sets: np.ndarray) -> Path:
-        path = args.work / f"{stem}{'-weak' if args.weak else ''}.jsonl"
-        with path.open("w", encoding="utf-8") as stream:
-            for at, row in enumerate(rows):
-                line = {
-                    "text": texts[row], "candidates": [classes[j] for j in np.flatnonzero(sets[at])],
-                    "label": classes[y[row]], "split": "train" if at < args.n else "test",
-                }  # fmt: skip
-                stream.write(json.dumps(line) + "\n")
-        return path
-
     sets_of = uniform_draw(args, y, len(classes))
     if args.weak:
         args.q = 0.0  # no rule draws them
@@ -81,7 +103,16 @@ def main() -> None:
 
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     about = {"pool": len(texts), "pool_sha256": digest, "sections": args.sections, "weak": args.weak}
-    network = ["network.name=text/all-MiniLM-L6-v2", f"network.weights={args.weights}"]
+    if args.embed:
+        rows = np.unique(np.concatenate(drawn(args, len(y))))
+        x = open_backbone(NETWORK, args.weights).encode([texts[row] for row in rows])
+        np.savez(args.embed, x=x.astype(np.float16), rows=rows, pool_sha256=digest)
+        return
+    if args.embeddings:
+        network, write = HEAD, write_rows(args, digest, y, classes)
+    else:
+        network = [f"network.name={NETWORK}", f"network.weights={args.weights}"]
+        write = write_list(args.work, "text", texts, y, classes, args.n)
     compare(args, network, y, len(classes), len(y), write, sets_of, **about)
 
 

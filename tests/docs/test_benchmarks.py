@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,10 @@ def test_it_can_be_started(name: str) -> None:
         ),
         (("missing_truth.py", "run", "--seeds", "0-x", "--out", "x"), "missing_truth.py: argument --seeds: seeds are "),
         (("missing_truth.py", "run", "--out", "x"), "missing_truth.py: run needs --on; --help shows what there is"),
+        (
+            ("side_by_side.py", "gone", "--cores", "a", "--minutes", "1", "--logs", "x"),
+            "side_by_side.py: --cores a: numbers of cores are needed",
+        ),
         (("run_records.py", "pack", "gone", "--out", "x"), "run_records.py: gone: no runs found"),
         (("run_records.py", "unpack", "gone", "--to", "x"), "run_records.py: gone: no such file"),
         (("generators.py", "--zzz"), "generators.py: unrecognized arguments: --zzz; --help shows what there is"),
@@ -85,6 +91,22 @@ def test_what_the_user_can_mend_is_one_line(
     assert said.startswith(message)
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no process to cores")
+def test_side_by_side_on_cores_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    shown = "import os; print(os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"
+    lines = ["# the most important first", f'{sys.executable} -c "{shown}"', "", "false", "sleep 60", "echo never"]
+    (tmp_path / "commands.txt").write_text("\n".join(lines), encoding="utf-8")
+    given = ["--cores", str(core), "--minutes", "0.1", "--logs", str(tmp_path / "logs")]
+    monkeypatch.setattr("sys.argv", ["side_by_side.py", str(tmp_path / "commands.txt"), *given])
+    assert importlib.import_module("side_by_side").main() == 3
+    assert (tmp_path / "logs" / "2.log").read_text() == f"{{{core}}} 1\n"
+    said = [line.partition(" after ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["line 2: ended with 0", "line 4: ended with 1", "line 5: stopped", "line 6: not started"]
 
 
 @pytest.mark.parametrize(
