@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from crosel.cli.options import DataDir, Device, Trust, set_option
+from crosel.cli.options import DataDir, Device, Trust, argument, flag, option, set_option
 from crosel.errors import UserError
 from crosel.utils.text import counted, percent
 
@@ -19,28 +19,18 @@ if TYPE_CHECKING:
 
 
 def bench(
-    suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="name of a suite (`crosel bench list` lists them), or a YAML file")
-    ],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder for the runs  [default: bench/SUITE]")] = None,
-    on: Annotated[str, typer.Option(metavar="NAME", help="where to make the runs: local or ray")] = "local",
-    seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="number of seeds, instead of the suite's own")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="make only runs whose names match, as in '*-seed0'; may be repeated"),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="number of runs at once; on Ray, the number that share a GPU")
-    ] = 1,
-    set_: Annotated[
-        list[str] | None,
-        set_option("a setting for every run"),
-    ] = None,
+    suite: str = argument(..., "SUITE", "name of a suite (`crosel bench list` lists them), or a YAML file"),
+    out: Path | None = option(None, "DIR", "folder for the runs  [default: bench/SUITE]"),
+    on: str = option("local", "NAME", "where to make the runs: local or ray"),
+    seeds: int | None = option(None, "N", "number of seeds, instead of the suite's own", min=1),
+    only: list[str] | None = option(
+        None, "PATTERN", "make only runs whose names match, as in '*-seed0'; may be repeated"
+    ),
+    jobs: int = option(1, "N", "number of runs at once; on Ray, the number that share a GPU", min=1),
+    set_: list[str] | None = set_option("a setting for every run"),
     data: DataDir = None,
-    list_: Annotated[bool, typer.Option("--list", help="show the runs and their state; start nothing")] = False,
-    oracle: Annotated[bool, typer.Option("--oracle", help="let a search judge its trials by true labels")] = False,
+    list_: bool = flag("--list", "show the runs and their state; start nothing"),
+    oracle: bool = flag("--oracle", "let a search judge its trials by true labels"),
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:

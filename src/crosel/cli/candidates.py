@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import SOURCE, DataDir, set_option
+from crosel.cli.options import SOURCE, DataDir, argument, flag, option, set_option
 
 
 def candidates(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE)],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="npz file to write  [default: none, only the summary]")
-    ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            "--rule",
-            "--candidates",
-            metavar="RULE",
-            help="how to make candidate sets, such as votes:min=2 or uniform:q=0.3",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="seed of what the rule draws")] = 0,
+    source: str = argument(..., "SOURCE", SOURCE),
+    out: Path | None = option(None, "FILE", "npz file to write  [default: none, only the summary]"),
+    rule: str | None = option(
+        None, "RULE", "how to make candidate sets, such as votes:min=2 or uniform:q=0.3", "--rule", "--candidates"
+    ),
+    seed: int = option(0, "N", "seed of what the rule draws", min=0),
     data: DataDir = None,
-    inputs: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="file or folder with the inputs of votes or scores")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        set_option("a setting, such as data.image_size=64"),
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object")] = False,
+    inputs: Path | None = option(None, "PATH", "file or folder with the inputs of votes or scores"),
+    set_: list[str] | None = set_option("a setting, such as data.image_size=64"),
+    json_: bool = flag("--json", "print the summary as one JSON object"),
 ) -> None:
     """Summarise candidate sets, also of votes whose inputs are not there yet; with --out, write all to an npz file."""
     from crosel.config import build_config

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+
+from crosel.cli.options import argument, option
 
 app = typer.Typer(rich_markup_mode=None, help="Download published datasets.")
 
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or svhn")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="folder to write to; pass it to other commands as --data")],
-    mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="another place with the same files  [default: $CROSEL_MIRROR]")
-    ] = None,
+    name: str = argument(..., "NAME", "cifar10, cifar100 or svhn"),
+    to: Path = option(..., "DIR", "folder to write to; pass it to other commands as --data"),
+    mirror: str | None = option(None, "URL", "another place with the same files  [default: $CROSEL_MIRROR]"),
 ) -> None:
     """Download a published dataset. Files are verified, and broken downloads are resumed."""
     from crosel.data.download import get as download

@@ -10,11 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from crosel.cli.options import Device
+from crosel.cli.options import Device, option
 from crosel.errors import UserError
 from crosel.utils.child import child_command
 from crosel.utils.console import Console
@@ -30,7 +28,7 @@ MARK = "crosel-demo"  # a folder with this file is a demo's, and may be cleared
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder for the demo's runs and report")] = Path("demo-run"),
+    out: Path = option(Path("demo-run"), "DIR", "folder for the demo's runs and report"),
     device: Device = "cpu",
 ) -> None:
     """Train CroSel and CC on handwritten digits, and compare them."""

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import DataDir, Device, RunArgument, Trust, set_option
+from crosel.cli.options import DataDir, Device, RunArgument, Trust, argument, flag, set_option
 
 
 def evaluate(
     run: RunArgument,
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="SOURCE", help="other data with true labels  [default: the run's test set]"),
-    ] = None,
+    source: str | None = argument(None, "SOURCE", "other data with true labels  [default: the run's test set]"),
     data: DataDir = None,
-    set_: Annotated[
-        list[str] | None,
-        set_option("how to read SOURCE, such as data.image_root=DIR"),
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    set_: list[str] | None = set_option("how to read SOURCE, such as data.image_root=DIR"),
+    json_: bool = flag("--json", "print one JSON object"),
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:

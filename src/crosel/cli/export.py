@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import RunArgument, Trust
+from crosel.cli.options import RunArgument, Trust, option
 
 
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="file to write: .onnx, or .pt2 for torch")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORM", help="onnx or torch (a program of torch.export)  [default: by the ending of --out]"
-        ),
-    ] = None,
+    out: Path = option(..., "FILE", "file to write: .onnx, or .pt2 for torch"),
+    to: str | None = option(
+        None, "FORM", "onnx or torch (a program of torch.export)  [default: by the ending of --out]"
+    ),
     trust_code: Trust = False,
 ) -> None:
     """Write the classifier to one file that runs without crosel. Normalisation and class names are inside."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import typer
 
 import crosel
+from crosel.cli.options import flag
 from crosel.utils.text import counted
 
 _NEEDED = ("torch", "numpy", "scipy", "pillow", "scikit-learn", "pydantic", "pyyaml", "safetensors", "rich", "typer")
@@ -16,7 +17,7 @@ _OPTIONAL = ("fastapi", "uvicorn", "matplotlib", "tensorboard", "wandb", "ray", 
 
 
 def info(
-    settings: Annotated[bool, typer.Option("--settings", help="list all settings with their defaults instead")] = False,
+    settings: bool = flag("--settings", "list all settings with their defaults instead"),
 ) -> None:
     """Show versions, devices, methods and presets."""
     for line in settings_lines() if settings else info_lines():

@@ -4,64 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import DataDir, Device, RunArgument, Trust
+from crosel.cli.options import DataDir, Device, RunArgument, Trust, flag, option
 from crosel.errors import UserError
 from crosel.utils.text import counted
 
 
 def labels(
     run: RunArgument,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="csv, jsonl, npz (for cleanlab) or json (for Label Studio) file to write"),
-    ],
-    outside_gamma: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="CroSel: confidence, at most the run's γ, that makes a label not in the set count as `outside`; lower "
-            "values find more  [default: the run's method.outside_gamma]",
-        ),
-    ] = None,
-    only_outside: Annotated[
-        bool,
-        typer.Option(
-            "--only-outside",
-            help="write only the examples flagged `outside`, with the new labels, for train --corrections",
-        ),
-    ] = False,
-    doubtful_first: Annotated[
-        bool,
-        typer.Option("--doubtful-first", help="the most doubtful labels first, instead of the order of the data"),
-    ] = False,
-    from_name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Label Studio: name of the choices tag  [default: that of --tasks, or label]"
-        ),
-    ] = None,
-    to_name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Label Studio: name of the tag that the choices label  [default: that of --tasks, or image]",
-        ),
-    ] = None,
-    data_key: Annotated[
-        str, typer.Option(metavar="NAME", help="Label Studio: field of a task's data that holds the id")
-    ] = "image",
-    tasks: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Label Studio: the project's JSON export, to keep its task ids and data; predictions for its API are "
-            "written beside",
-        ),
-    ] = None,
+    out: Path = option(..., "FILE", "csv, jsonl, npz (for cleanlab) or json (for Label Studio) file to write"),
+    outside_gamma: float | None = option(
+        None,
+        "NUMBER",
+        "CroSel: confidence, at most the run's γ, that makes a label not in the set count as `outside`; lower values "
+        "find more  [default: the run's method.outside_gamma]",
+    ),
+    only_outside: bool = flag(
+        "--only-outside", "write only the examples flagged `outside`, with the new labels, for train --corrections"
+    ),
+    doubtful_first: bool = flag("--doubtful-first", "the most doubtful labels first, instead of the order of the data"),
+    from_name: str | None = option(
+        None, "NAME", "Label Studio: name of the choices tag  [default: that of --tasks, or label]"
+    ),
+    to_name: str | None = option(
+        None, "NAME", "Label Studio: name of the tag that the choices label  [default: that of --tasks, or image]"
+    ),
+    data_key: str = option("image", "NAME", "Label Studio: field of a task's data that holds the id"),
+    tasks: Path | None = option(
+        None,
+        "FILE",
+        "Label Studio: the project's JSON export, to keep its task ids and data; predictions for its API are written "
+        "beside",
+    ),
     data: DataDir = None,
     device: Device = "auto",
     trust_code: Trust = False,

@@ -34,6 +34,19 @@ DataDir = Annotated[
 ]
 
 
+def option(default: Any, metavar: str, what: str, *names: str, **more: Any) -> Any:
+    """An option with a value; a default of ... makes it required. Without `names` it is called like its parameter."""
+    return typer.Option(default, *names, metavar=metavar, help=what, **more)
+
+
+def argument(default: Any, metavar: str, what: str) -> Any:
+    return typer.Argument(default, metavar=metavar, help=what)
+
+
+def flag(name: str, what: str) -> Any:
+    return typer.Option(False, name, help=what)
+
+
 def set_option(what: str) -> Any:
     """`--set`, which goes by the parameter name `set_` (see `crosel.cli.process`)."""
-    return typer.Option("--set", metavar="NAME=VALUE", help=f"{what}; may be repeated")
+    return option(None, "NAME=VALUE", f"{what}; may be repeated", "--set")

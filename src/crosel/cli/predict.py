@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import Device, RunArgument, Trust
+from crosel.cli.options import Device, RunArgument, Trust, argument, option
 from crosel.utils.text import counted
 
 
 def predict(
     run: RunArgument,
-    input: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="image, folder of images, or a csv, jsonl, npz or mat file")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="csv or jsonl file to write")],
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="number of labels to give for each example")] = 1,
+    input: Path = argument(..., "INPUT", "image, folder of images, or a csv, jsonl, npz or mat file"),
+    out: Path = option(..., "FILE", "csv or jsonl file to write"),
+    top: int = option(1, "N", "number of labels to give for each example", min=1),
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:

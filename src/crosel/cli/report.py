@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import Trust
+from crosel.cli.options import Trust, argument, option
 from crosel.errors import UserError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders; several are compared")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="html file to write  [default: report.html in the run folder]")
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="also save the charts in this folder, as SVG")
-    ] = None,
+    runs: list[Path] = argument(..., "RUN", "run folders; several are compared"),
+    out: Path | None = option(None, "FILE", "html file to write  [default: report.html in the run folder]"),
+    plots: Path | None = option(None, "DIR", "also save the charts in this folder, as SVG"),
     trust_code: Trust = False,
 ) -> None:
     """Write an html report of one or more runs. It has curves, confusion, calibration and examples."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from crosel.cli.options import RunArgument, Trust
+from crosel.cli.options import RunArgument, Trust, flag, option
 from crosel.utils.text import counted
 
 
 def review(
     run: RunArgument,
-    port: Annotated[int, typer.Option(metavar="N", help="port on 127.0.0.1; 0: any free port")] = 0,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="print the address instead of opening a browser")
-    ] = False,
-    export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write the decisions to this csv instead of opening the page")
-    ] = None,
+    port: int = option(0, "N", "port on 127.0.0.1; 0: any free port"),
+    no_browser: bool = flag("--no-browser", "print the address instead of opening a browser"),
+    export: Path | None = option(None, "FILE", "write the decisions to this csv instead of opening the page"),
     trust_code: Trust = False,
 ) -> None:
     """Open a local web page to look through and correct labels."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from crosel.cli.options import argument, option
+
 
 def tables(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="folders that contain runs, at any depth")],
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="markdown, csv or latex  [default: as --out ends]")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="file to write (.md, .csv, .tex) instead of the screen")
-    ] = None,
+    folders: list[Path] = argument(..., "FOLDER", "folders that contain runs, at any depth"),
+    format_: str | None = option(None, "NAME", "markdown, csv or latex  [default: as --out ends]", "--format"),
+    out: Path | None = option(None, "FILE", "file to write (.md, .csv, .tex) instead of the screen"),
 ) -> None:
     """Compare runs with the paper's figures. The tables show mean and deviation over seeds."""
     from crosel.bench.tables import make_tables, pick_format

@@ -3,62 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from crosel.cli.options import SOURCE, DataDir, Device, Trust, set_option
+from crosel.cli.options import SOURCE, DataDir, Device, Trust, argument, flag, option, set_option
 from crosel.errors import UserError
 
 
 def train(
-    source: Annotated[str | None, typer.Argument(metavar="SOURCE", help=SOURCE)] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="method; `crosel info` lists them; or your own, module:Class  [default: crosel]"
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="settings that come with crosel, such as demo/digits; `crosel info` lists them"
-        ),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with settings")] = None,
-    set_: Annotated[
-        list[str] | None,
-        set_option("a setting, such as train.epochs=20"),
-    ] = None,
-    candidates: Annotated[
-        str | None, typer.Option(metavar="RULE", help="how to make candidate sets, such as uniform:q=0.3")
-    ] = None,
+    source: str | None = argument(None, "SOURCE", SOURCE),
+    method: str | None = option(
+        None, "NAME", "method; `crosel info` lists them; or your own, module:Class  [default: crosel]"
+    ),
+    preset: str | None = option(
+        None, "NAME", "settings that come with crosel, such as demo/digits; `crosel info` lists them"
+    ),
+    config: Path | None = option(None, "FILE", "YAML file with settings"),
+    set_: list[str] | None = set_option("a setting, such as train.epochs=20"),
+    candidates: str | None = option(None, "RULE", "how to make candidate sets, such as uniform:q=0.3"),
     data: DataDir = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="run folder  [default: runs/SOURCE-METHOD-SEED]")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="seed of candidate sets, weights and everything else random  [default: 0]"),
-    ] = None,
-    corrections: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="labels known to be right: csv or jsonl from a review or from labels --only-outside"
-        ),
-    ] = None,
-    folds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K",
-            help="judge each label by networks that trained on the other K-1 parts; 0: off  [default: 5 for features]",
-        ),
-    ] = None,
-    logger: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="also send metrics to tensorboard or wandb; may be repeated"),
-    ] = None,
+    out: Path | None = option(None, "RUN", "run folder  [default: runs/SOURCE-METHOD-SEED]"),
+    resume: bool = flag("--resume", "continue the run in --out"),
+    seed: int | None = option(None, "N", "seed of candidate sets, weights and everything else random  [default: 0]"),
+    corrections: Path | None = option(
+        None, "FILE", "labels known to be right: csv or jsonl from a review or from labels --only-outside"
+    ),
+    folds: int | None = option(
+        None,
+        "K",
+        "judge each label by networks that trained on the other K-1 parts; 0: off  [default: 5 for features]",
+    ),
+    logger: list[str] | None = option(None, "NAME", "also send metrics to tensorboard or wandb; may be repeated"),
     device: Device = "auto",
     trust_code: Trust = False,
 ) -> None:
