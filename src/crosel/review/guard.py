@@ -7,69 +7,65 @@ Host must be this machine's, an Origin must be the page's own, and nothing is an
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qs
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 4096
 MAX_QUERY = 2048
 HOSTS = ("127.0.0.1", "localhost")
-HEADERS = (
-    (b"content-security-policy", b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
-     b"frame-ancestors 'none'"),
-    (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
-)  # fmt: skip
+HEADERS = {
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin", "cross-origin-opener-policy": "same-origin",
+}  # fmt: skip
 
 
 class Refused(Exception):  # noqa: N818  (an answer, not an error)
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: int, why: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(why)
-        self.status, self.why = status, why
+        self.answer = PlainTextResponse(f"{why}\n", status, headers)
 
 
 class Guard:
     """An ASGI layer around the application."""
 
-    def __init__(self, app: App, token: str) -> None:
-        self._app, self._token = app, token.encode()
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":  # a web socket: closed before it is open
             await send({"type": "websocket.close", "code": 1008})
             return
-        new_cookie: bytes | None = None
+        new_cookie = ""
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), *HEADERS]
-                if not any(name.lower() == b"cache-control" for name, _ in headers):
-                    headers.append((b"cache-control", b"no-store"))
-                if new_cookie is not None:
-                    headers.append((b"set-cookie", new_cookie))
-                message = {**message, "headers": headers}
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store")
+                if new_cookie:
+                    headers.append("set-cookie", new_cookie)
+                message = {**message, "headers": headers.raw}
             await send(message)
 
+        request = Request(scope, receive)
         try:
-            headers = _headers(scope)
-            host = _check_host(headers)
-            _check_path(scope)
-            by_address = self._check_token(scope, headers, host)
-            _check_origin(headers, host, by_address)
+            host = _check_host(request)
+            _check_path(request)
+            by_address = self._check_token(request, host)
+            _check_origin(request, host, by_address)
             if by_address:
-                new_cookie = b"%s=%s; Path=/; HttpOnly; SameSite=Strict" % (cookie_name(host).encode(), self._token)
-            body = await _read_body(headers, receive)
+                new_cookie = f"{cookie_name(host)}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+            body = await _read_body(request)
         except Refused as refused:
-            await _answer(send_guarded, refused)
+            await refused.answer(scope, receive, send_guarded)
             return
         given = False
 
@@ -82,22 +78,18 @@ class Guard:
 
         await self._app(scope, receive_again, send_guarded)
 
-    def _check_token(self, scope: MutableMapping[str, Any], headers: dict[str, str], host: str) -> bool:
+    def _check_token(self, request: Request, host: str) -> bool:
         """Return whether the token was in the page's address (True), or in the cookie or the header (False)."""
-        if scope["path"] == "/" and scope["method"] == "GET" and scope["query_string"]:
-            for token in parse_qs(scope["query_string"].decode("latin-1")).get("token", ()):
-                if self._is_token(token):
-                    return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(host))
-        except CookieError:
-            cookie = None
-        if self._is_token(headers.get("x-crosel-token", "")) or (cookie is not None and self._is_token(cookie.value)):
+        is_page = request.method == "GET" and request.scope["path"] == "/"
+        if is_page and any(map(self._is_token, request.query_params.getlist("token"))):
+            return True
+        given = request.headers.get("x-crosel-token", ""), request.cookies.get(cookie_name(host), "")
+        if any(map(self._is_token, given)):
             return False
         raise Refused(403, "Open the whole address that crosel review printed: it ends with a token.")
 
     def _is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), self._token)
+        return hmac.compare_digest(text.encode("utf-8", "surrogatepass"), self._token.encode())
 
 
 def cookie_name(host: str) -> str:
@@ -105,37 +97,30 @@ def cookie_name(host: str) -> str:
     return f"crosel_review_{host.rpartition(':')[2] if ':' in host else '80'}"
 
 
-def _headers(scope: MutableMapping[str, Any]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        key = name.decode("latin-1").lower()
-        if key in out and key in ("host", "origin", "content-length"):
+def _check_host(request: Request) -> str:
+    for key in ("host", "origin", "content-length"):
+        if len(request.headers.getlist(key)) > 1:
             raise Refused(400, f"Two headers {key}.")
-        out[key] = value.decode("latin-1")
-    return out
-
-
-def _check_host(headers: dict[str, str]) -> str:
-    host = headers.get("host", "")
+    host = request.headers.get("host", "")
     name, colon, port = host.partition(":")
     if name not in HOSTS or (colon and not (port.isascii() and port.isdigit())):
         raise Refused(403, "This page answers only under 127.0.0.1.")
     return host
 
 
-def _check_origin(headers: dict[str, str], host: str, by_address: bool) -> None:
-    origin = headers.get("origin")
-    if origin is not None and origin != f"http://{host}":
-        raise Refused(403, "Requests from other pages are refused.")
+def _check_origin(request: Request, host: str, by_address: bool) -> None:
+    elsewhere = request.headers.get("origin", f"http://{host}") != f"http://{host}"
     # A page on another port of this machine counts as the same site, so the cookie alone does not keep it out. Who
     # has the address with the token may follow it from anywhere.
-    if not by_address and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if elsewhere or (not by_address and site not in ("same-origin", "none")):
         raise Refused(403, "Requests from other pages are refused.")
 
 
-def _check_path(scope: MutableMapping[str, Any]) -> None:
-    if scope["method"] not in ("GET", "POST"):
-        raise Refused(405, "Only GET and POST.")
+def _check_path(request: Request) -> None:
+    scope = request.scope
+    if request.method not in ("GET", "POST"):
+        raise Refused(405, "Only GET and POST.", {"allow": "GET, POST"})
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     if len(scope["query_string"]) > MAX_QUERY or len(raw) > 256:
         raise Refused(414, "The address is too long.")
@@ -144,30 +129,19 @@ def _check_path(scope: MutableMapping[str, Any]) -> None:
         raise Refused(400, "No such path.")
 
 
-async def _read_body(headers: dict[str, str], receive: Receive) -> bytes:
-    length = headers.get("content-length", "0")
+async def _read_body(request: Request) -> bytes:
+    length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
         raise Refused(400, "Bad content-length.")
-    too_large = Refused(413, f"At most {MAX_BODY} bytes.")
+    too_large = Refused(413, f"At most {MAX_BODY} bytes.", {"connection": "close"})  # the rest is not waited for
     if len(length) > 9 or int(length) > MAX_BODY:
         raise too_large
     body = b""
-    while True:  # a chunked body has no length
-        message = await receive()
-        if message["type"] != "http.request":
-            raise Refused(400, "Cut short.")
-        body += bytes(message.get("body", b""))
-        if len(body) > MAX_BODY:
-            raise too_large
-        if not message.get("more_body"):
-            return body
-
-
-async def _answer(send: Send, refused: Refused) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    if refused.status == 413:  # do not wait for the rest of the body
-        headers.append((b"connection", b"close"))
-    if refused.status == 405:
-        headers.append((b"allow", b"GET, POST"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": refused.why.encode() + b"\n"})
+    try:
+        async for part in request.stream():  # a chunked body has no length
+            body += part
+            if len(body) > MAX_BODY:
+                raise too_large
+    except ClientDisconnect:
+        raise Refused(400, "Cut short.") from None
+    return body
