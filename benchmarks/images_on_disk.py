@@ -83,7 +83,7 @@ def rates(folder: Path, side: int, part: int, rounds: int) -> dict[str, Any]:
             store = ImageStore(Path(scratch), f"images-{number}", shape)
 
             def decode(keep: Any) -> None:
-                images._decode_all(paths, range(len(paths)), settings, keep, None, False)
+                images.ImageReader(paths, settings).decode(range(len(paths)), keep)
 
             def write(store: ImageStore = store) -> None:
                 store.begin()

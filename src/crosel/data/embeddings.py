@@ -174,54 +174,42 @@ class Embedder:
         """
         self.used = True
         root = None if beside is None else beside if beside.is_dir() else beside.parent
-        with closing(EmbeddingStore(root and root / FOLDER, self.encoder)) as store:
-            return _embed(count, read, prepare, self.encoder, store, progress, to_the_end)
+        keys: dict[int, bytes] = {}
+        failed: dict[int, Exception] = {}
+        waiting: dict[bytes, Any] = {}
+        store = EmbeddingStore(root and root / FOLDER, self.encoder)
 
+        def load(row: int) -> tuple[bytes, Any]:
+            content = read(row)
+            key = content_digest(content)
+            return key, None if key in store or key in waiting else prepare(content)
 
-def _embed(
-    count: int,
-    read: Callable[[int], bytes],
-    prepare: Callable[[bytes], Any],
-    encoder: Encoder,
-    store: EmbeddingStore,
-    progress: Progress | None,
-    to_the_end: bool,
-) -> tuple[NDArray[np.float32], dict[int, Exception]]:
-    keys: dict[int, bytes] = {}
-    failed: dict[int, Exception] = {}
-    waiting: dict[bytes, Any] = {}
+        def flush() -> None:
+            if waiting:
+                store.add(list(waiting), self.encoder.encode(_stacked(list(waiting.values()))))
+                waiting.clear()
 
-    def load(row: int) -> tuple[bytes, Any]:
-        content = read(row)
-        key = content_digest(content)
-        return key, None if key in store or key in waiting else prepare(content)
-
-    def flush() -> None:
-        if waiting:
-            store.add(list(waiting), encoder.encode(_stacked(list(waiting.values()))))
-            waiting.clear()
-
-    with ThreadPoolExecutor(workers()) as pool:
-        for row, outcome in enumerate(_ahead(pool, load, range(count), 4 * _BATCH)):
-            try:
-                key, example = outcome.result()
-            except (ValueError, OSError) as error:
-                failed[row] = error
-                if not to_the_end:
-                    break
-                continue
-            keys[row] = key
-            if example is not None and key not in store:
-                waiting.setdefault(key, example)
-            if len(waiting) >= _BATCH:
-                flush()
-            if progress is not None:
-                progress(row + 1, count)
-        flush()
-    out = np.zeros((count, encoder.dimensions), np.float32)
-    if keys:
-        out[list(keys)] = store.rows(list(keys.values()))
-    return out, failed
+        with closing(store), ThreadPoolExecutor(workers()) as pool:
+            for row, outcome in enumerate(_ahead(pool, load, range(count), 4 * _BATCH)):
+                try:
+                    key, example = outcome.result()
+                except (ValueError, OSError) as error:
+                    failed[row] = error
+                    if not to_the_end:
+                        break
+                    continue
+                keys[row] = key
+                if example is not None and key not in store:
+                    waiting.setdefault(key, example)
+                if len(waiting) >= _BATCH:
+                    flush()
+                if progress is not None:
+                    progress(row + 1, count)
+            flush()
+            out = np.zeros((count, self.encoder.dimensions), np.float32)
+            if keys:
+                out[list(keys)] = store.rows(list(keys.values()))
+        return out, failed
 
 
 def _stacked(examples: list[Any]) -> Any:

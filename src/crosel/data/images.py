@@ -173,7 +173,7 @@ def read_images(
     cache_beside: Path | None = None,
 ) -> Examples:
     """Decode images in order, or embed them; `places[i]` (file and line) is named with a path that cannot be read."""
-    pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, None, to_the_end=False)
+    pixels, bad = ImageReader(paths, settings, places, cache_beside).read()
     if bad:
         raise UserError(f"{bad[min(bad)]}; replace it, or leave it out")
     return pixels
@@ -188,7 +188,7 @@ def read_usable_images(
 ) -> tuple[Examples, dict[int, str]]:
     """The same for training data, of which `data.skip_bad` leaves out what cannot be read: also such rows, each with
     its place and reason. There are no pixels in these."""
-    pixels, bad = _decode_or_recall(paths, settings, places, cache_beside, progress, to_the_end=settings.skip_bad)
+    pixels, bad = ImageReader(paths, settings, places, cache_beside, progress, settings.skip_bad).read()
     if bad and not settings.skip_bad:
         raise UserError(bad[min(bad)] + OR_SKIP)
     if bad and len(bad) == len(paths):
@@ -196,33 +196,148 @@ def read_usable_images(
     return pixels, bad
 
 
-def _decode_or_recall(
-    paths: Sequence[ImageSource],
-    settings: DataSettings,
-    places: Sequence[str] | None,
-    cache_beside: Path | None,
-    progress: OnImages | None,
-    to_the_end: bool,
-) -> tuple[Examples, dict[int, str]]:
-    if settings.embedder is not None and settings.embedder.takes_files(paths):
-        beside = cache_beside if settings.cache else None
-        embeddings, failed = embed_images(paths, settings.embedder, beside, progress, to_the_end)
-        return embeddings, _unreadable(failed, paths, places)
-    side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
-    shape = (len(paths), channels, side, side)
-    size = math.prod(shape)
-    store = _store(cache_beside, paths, settings, shape) if settings.cache and cache_beside is not None else None
-    if store is not None and not fits_in_memory(size):
-        return _stored(store, paths, settings, places, progress, to_the_end)
-    check_bytes(2 * size, f"{len(paths):,} images", cache_beside or "images")
-    out = np.zeros(shape, dtype=np.uint8)
-    # What was bad before may be readable by now: with other permissions, say, or another Pillow.
-    rows = store.read_into(out) if store is not None else list(range(len(paths)))
-    failed = _decode_all(paths, rows, settings, out.__setitem__, progress, to_the_end) if rows else {}
-    complete = not failed or (to_the_end and len(failed) < len(paths))
-    if store is not None and complete and len(failed) < len(rows):
-        _keep(store, out, [row for row in rows if row not in failed])
-    return out.transpose(0, 2, 3, 1), _unreadable(failed, paths, places)
+Failed = dict[int, Exception]  # what cannot be read, by row
+Keep = Callable[[list[int], NDArray[np.uint8]], None]  # called with rows and their images [m, c, h, w], on any thread
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Image files that are to be read, in order. Unless `to_the_end`, the first that cannot be read ends it."""
+
+    paths: Sequence[ImageSource]
+    settings: DataSettings
+    places: Sequence[str] | None = None
+    cache_beside: Path | None = None
+    progress: OnImages | None = None
+    to_the_end: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        side = self.settings.image_size
+        return (len(self.paths), 3 if self.settings.image_mode == "RGB" else 1, side, side)
+
+    def read(self) -> tuple[Examples, dict[int, str]]:
+        """Images or their embeddings, and a line about each file that cannot be read, by row."""
+        embedder, beside = self.settings.embedder, self.cache_beside if self.settings.cache else None
+        images: Examples
+        if embedder is not None and embedder.takes_files(self.paths):
+            images, failed = self._embed(embedder, beside)
+        else:
+            store = None if beside is None else self._store(beside)
+            on_disk = store is not None and not fits_in_memory(math.prod(self.shape))
+            images, failed = self._read_to_disk(store) if store and on_disk else self._read_to_memory(store)
+        bad: dict[int, str] = {}
+        for row, error in failed.items():
+            place = f"{self.places[row]}: " if self.places and self.places[row] else ""
+            name = str(self.paths[row])
+            bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_reason(error)}"
+        return images, bad
+
+    def _usable(self, failed: Failed) -> bool:
+        return not failed or (self.to_the_end and len(failed) < len(self.paths))
+
+    def _read_to_memory(self, store: ImageStore | None) -> tuple[Examples, Failed]:
+        check_bytes(2 * math.prod(self.shape), f"{len(self.paths):,} images", self.cache_beside or "images")
+        out = np.zeros(self.shape, dtype=np.uint8)
+        # What was bad before may be readable by now: with other permissions, say, or another Pillow.
+        rows = store.read_into(out) if store is not None else list(range(len(self.paths)))
+        failed = self.decode(rows, out.__setitem__) if rows else {}
+        if store is not None and self._usable(failed) and len(failed) < len(rows):
+            _keep(store, out, [row for row in rows if row not in failed])
+        return out.transpose(0, 2, 3, 1), failed
+
+    def _read_to_disk(self, store: ImageStore) -> tuple[Examples, Failed]:
+        """Images that stay on disk, decoded as far as they are not there yet."""
+        failed: Failed = {}
+        with closing(store):
+            if not store.is_complete:
+                store.begin()
+            if rows := store.missing():
+                failed = self.decode(rows, store.put)
+            if usable := self._usable(failed):
+                store.finish()
+        return store.images() if usable else np.empty((0, 1, 1, 1), np.uint8), failed
+
+    def _embed(self, embedder: Embedder, beside: Path | None) -> tuple[Examples, Failed]:
+        side = embedder.encoder.size
+
+        def read(row: int) -> bytes:
+            source = self.paths[row]
+            _check_regular(source)
+            return source.read_bytes() if isinstance(source, Path) else bytes(source.content)
+
+        def prepare(content: bytes) -> NDArray[np.uint8]:
+            return _opened(io.BytesIO(content), "RGB", side, embedder.encoder.prepare)
+
+        Image.init()
+        found, failed = embedder.embed(len(self.paths), read, prepare, beside, self.progress, self.to_the_end)
+        embedder.remember(found, self.paths)
+        return found, failed
+
+    def decode(self, rows: Sequence[int], keep: Keep) -> Failed:
+        """Decode these rows on all cores and hand them to `keep`, a few at a time."""
+        failed: Failed = {}
+        stop = threading.Event()
+        image = self.shape[1:]
+        batch = max(1, min(_BATCH, _BATCH_BYTES // math.prod(image)))
+
+        def work(start: int) -> int:
+            mine, good = rows[start : start + batch], list[int]()
+            pixels = np.empty((len(mine), *image), np.uint8)
+            for row in mine:
+                if stop.is_set():
+                    break
+                try:
+                    pixels[len(good)] = decode(self.paths[row], self.settings).transpose(2, 0, 1)
+                except (ValueError, OSError) as error:
+                    failed[row] = error
+                    if not self.to_the_end:
+                        break
+                else:
+                    good.append(row)
+            if good:
+                keep(good, pixels[: len(good)])
+            return len(mine)
+
+        done = 0
+        Image.init()  # registers the formats once, before threads race to do it
+        with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
+            warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
+            tasks = [pool.submit(work, start) for start in range(0, len(rows), batch)]
+            try:
+                for task in as_completed(tasks):
+                    done += task.result()
+                    if failed and not self.to_the_end:
+                        break
+                    if self.progress is not None:
+                        self.progress(done, len(rows))
+            finally:  # also on Ctrl-C
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+        return failed
+
+    def _store(self, beside: Path) -> ImageStore:
+        """Decoded images, kept beside their list so that the second run starts at once.
+
+        Its name covers every path with its size and time of change, and the settings that decide the pixels: a store
+        is never stale, only unused. Images that could not be read (`data.skip_bad`) are tried again each time: why they
+        are bad may not show in the file itself.
+        """
+        settings, root = self.settings, beside if beside.is_dir() else beside.parent
+        inside = os.path.join(os.path.abspath(root), "")
+        key = f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode} {settings.resize}"
+        digest = hashlib.sha256(key.encode())
+        for path in self.paths:
+            if isinstance(path, StoredImage):
+                digest.update(f"\0{path.where.removeprefix(inside)}".encode("utf-8", "surrogatepass"))
+                continue
+            try:
+                found = os.stat(path)  # a folder that is moved as a whole keeps its store
+                text = f"\0{os.path.abspath(path).removeprefix(inside)}\0{found.st_size}\0{found.st_mtime_ns}"
+            except (OSError, ValueError):
+                text = f"\0{path}\0missing"  # decoding will say so
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        return ImageStore(root / FOLDER, f"images-{digest.hexdigest()[:32]}", self.shape)
 
 
 def _keep(store: ImageStore, images: NDArray[np.uint8], rows: Sequence[int]) -> None:
@@ -233,27 +348,6 @@ def _keep(store: ImageStore, images: NDArray[np.uint8], rows: Sequence[int]) -> 
             part = rows[start : start + _BATCH]
             store.put(part, images[part])
         store.finish()
-
-
-def _stored(
-    store: ImageStore,
-    paths: Sequence[ImageSource],
-    settings: DataSettings,
-    places: Sequence[str] | None,
-    progress: OnImages | None,
-    to_the_end: bool,
-) -> tuple[Examples, dict[int, str]]:
-    """Images that stay on disk, decoded as far as they are not there yet."""
-    failed: dict[int, Exception] = {}
-    with closing(store):
-        if not store.is_complete:
-            store.begin()
-        if rows := store.missing():
-            failed = _decode_all(paths, rows, settings, store.put, progress, to_the_end)
-        usable = not failed or (to_the_end and len(failed) < len(paths))
-        if usable:
-            store.finish()
-    return store.images() if usable else np.empty((0, 1, 1, 1), np.uint8), _unreadable(failed, paths, places)
 
 
 class ImageFiles:
@@ -303,30 +397,6 @@ def typical_size(paths: Sequence[ImageSource]) -> tuple[int, int]:
     return sorted(sizes, key=min)[len(sizes) // 2] if sizes else (0, 0)
 
 
-def embed_images(
-    paths: Sequence[ImageSource],
-    embedder: Embedder,
-    cache_beside: Path | None,
-    progress: OnImages | None,
-    to_the_end: bool,
-) -> tuple[NDArray[np.float32], dict[int, Exception]]:
-    """Embeddings of image files, [n, d]; and what cannot be read."""
-    side = embedder.encoder.size
-
-    def read(row: int) -> bytes:
-        source = paths[row]
-        _check_regular(source)
-        return source.read_bytes() if isinstance(source, Path) else bytes(source.content)
-
-    def prepare(content: bytes) -> NDArray[np.uint8]:
-        return _opened(io.BytesIO(content), "RGB", side, embedder.encoder.prepare)
-
-    Image.init()
-    found, failed = embedder.embed(len(paths), read, prepare, cache_beside, progress, to_the_end)
-    embedder.remember(found, paths)
-    return found, failed
-
-
 def embed_arrays(
     x: Examples, embedder: Embedder, cache_beside: Path | None, progress: OnImages | None = None
 ) -> NDArray[np.float32]:
@@ -343,95 +413,5 @@ def embed_arrays(
     return embedder.embed(len(x), lambda row: shape + x[row].tobytes(), prepare, cache_beside, progress)[0]
 
 
-def _unreadable(
-    failed: Mapping[int, Exception], paths: Sequence[ImageSource], places: Sequence[str] | None
-) -> dict[int, str]:
-    """A line about each file that cannot be read, by row."""
-    bad: dict[int, str] = {}
-    for row, error in failed.items():
-        place = f"{places[row]}: " if places and places[row] else ""
-        name = str(paths[row])
-        bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_reason(error)}"
-    return bad
-
-
 def bad_inputs_note(bad: Mapping[int, str]) -> list[str]:
     return [f"inputs that cannot be read, left out: {len(bad)} ({bad[min(bad)]})"] if bad else []
-
-
-Keep = Callable[[list[int], NDArray[np.uint8]], None]  # called with rows and their images [m, c, h, w], on any thread
-
-
-def _decode_all(
-    paths: Sequence[ImageSource],
-    rows: Sequence[int],
-    settings: DataSettings,
-    keep: Keep,
-    progress: OnImages | None,
-    to_the_end: bool,
-) -> dict[int, Exception]:
-    """Decode these rows on all cores and hand them to `keep`, a few at a time. Returns what cannot be read, by row;
-    unless `to_the_end`, ends soon after the first."""
-    failed: dict[int, Exception] = {}
-    stop = threading.Event()
-    side, channels = settings.image_size, 3 if settings.image_mode == "RGB" else 1
-    batch = max(1, min(_BATCH, _BATCH_BYTES // (channels * side * side)))
-
-    def work(start: int) -> int:
-        mine, good = rows[start : start + batch], list[int]()
-        pixels = np.empty((len(mine), channels, side, side), np.uint8)
-        for row in mine:
-            if stop.is_set():
-                break
-            try:
-                pixels[len(good)] = decode(paths[row], settings).transpose(2, 0, 1)
-            except (ValueError, OSError) as error:
-                failed[row] = error
-                if not to_the_end:
-                    break
-            else:
-                good.append(row)
-        if good:
-            keep(good, pixels[: len(good)])
-        return len(mine)
-
-    done = 0
-    Image.init()  # registers the formats once, before threads race to do it
-    with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
-        warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
-        tasks = [pool.submit(work, start) for start in range(0, len(rows), batch)]
-        try:
-            for task in as_completed(tasks):
-                done += task.result()
-                if failed and not to_the_end:
-                    break
-                if progress is not None:
-                    progress(done, len(rows))
-        finally:  # also on Ctrl-C
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-    return failed
-
-
-def _store(beside: Path, paths: Sequence[ImageSource], settings: DataSettings, shape: tuple[int, ...]) -> ImageStore:
-    """Decoded images, kept beside their list so that the second run starts at once.
-
-    Its name covers every path with its size and time of change, and the settings that decide the pixels: a store is
-    never stale, only unused. Images that could not be read (`data.skip_bad`) are tried again each time: why they are
-    bad may not show in the file itself.
-    """
-    root = beside if beside.is_dir() else beside.parent
-    inside = os.path.join(os.path.abspath(root), "")
-    key = f"{_CACHE_VERSION} {settings.image_size} {settings.image_mode} {settings.resize}"
-    digest = hashlib.sha256(key.encode())
-    for path in paths:
-        if isinstance(path, StoredImage):
-            digest.update(f"\0{path.where.removeprefix(inside)}".encode("utf-8", "surrogatepass"))
-            continue
-        try:
-            found = os.stat(path)  # a folder that is moved as a whole keeps its store
-            text = f"\0{os.path.abspath(path).removeprefix(inside)}\0{found.st_size}\0{found.st_mtime_ns}"
-        except (OSError, ValueError):
-            text = f"\0{path}\0missing"  # decoding will say so
-        digest.update(text.encode("utf-8", "surrogatepass"))
-    return ImageStore(root / FOLDER, f"images-{digest.hexdigest()[:32]}", shape)
