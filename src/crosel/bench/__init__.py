@@ -5,34 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crosel.bench.execution import Executor, Options, Progress, RunResult, existing_result, run_all, run_one
-from crosel.bench.local import run_local
-from crosel.bench.on_ray import find_ray, run_ray
-from crosel.bench.suite import (
-    BenchRun,
-    Suite,
-    check_code,
-    check_data,
-    expand,
-    parse_suite,
-    read_suite,
-    suites,
-    with_seeds,
-)
+from crosel.bench.on_ray import EXECUTORS, find_executor
+from crosel.bench.search import search_suite
+from crosel.bench.suite import BenchRun, Suite, check_code, check_data, expand, parse_suite, read_suite, suites
 from crosel.errors import UserError
-from crosel.utils.text import choose_from, counted
-
-if TYPE_CHECKING:
-    from crosel.bench.search import SearchResult
+from crosel.utils.text import counted
 
 __all__ = [
     "EXECUTORS", "BenchRun", "Executor", "Options", "RunResult", "Suite", "expand", "parse_suite", "read_suite",
     "run_one", "run_suite", "search_suite", "suites",
 ]  # fmt: skip
-
-EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +46,7 @@ def run_suite(
     if suite.search is not None:
         raise UserError(f"{suite.place} has a search; run it with search_suite")
     runs = expand(suite, seeds, data_dir, settings, only)
-    options, execute = Options(out, device, jobs, trust_code), _executor(on)
+    options, execute = Options(out, device, jobs, trust_code), find_executor(on)
     todo = [run for run in runs if existing_result(run, options.folder(run)) is None]
     check_code(suite.place, todo, trust_code)
     # On a cluster, the data are where the workers are.
@@ -71,36 +55,3 @@ def run_suite(
     for line in missing:
         logger.warning("%s", line)
     return run_all(runs, options, execute, Progress(runs, options, quiet=quiet))
-
-
-def search_suite(
-    suite: str | Suite,
-    out: Path,
-    *,
-    seeds: int | Sequence[int] | None = None,
-    jobs: int = 1,
-    device: str = "auto",
-    on: str = "local",
-    data_dir: Path | None = None,
-    settings: Iterable[str] = (),
-    oracle: bool = False,
-    trust_code: bool = False,
-    quiet: bool = True,
-) -> SearchResult:
-    """Run the search of a suite into `out`, or continue it. Without `oracle`, no trial is judged by true labels.
-    Networks of your own are imported only with `trust_code`."""
-    from crosel.bench.search import run_search
-
-    suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)
-    if suite.search is None:
-        raise UserError(f"{suite.place} has no search; run it with run_suite")
-    options = Options(out, device, jobs, trust_code)
-    return run_search(suite, options, _executor(on), data_dir, settings, oracle, quiet)
-
-
-def _executor(on: str) -> Executor:
-    if on not in EXECUTORS:
-        raise UserError(f"--on {on}: unknown{choose_from(on, EXECUTORS)}")
-    if on == "ray":
-        find_ray()  # before a folder is made for it
-    return EXECUTORS[on]

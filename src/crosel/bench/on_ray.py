@@ -19,11 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from crosel.bench.execution import GRACE, Options, Progress, RunResult, last_row, run_one
+from crosel.bench.execution import GRACE, Executor, Options, Progress, RunResult, last_row, run_one
+from crosel.bench.local import run_local
 from crosel.bench.suite import BenchRun
 from crosel.errors import UserError
 from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder
 from crosel.utils.system import ask_to_stop
+from crosel.utils.text import choose_from
 
 PAUSE = 15.0  # seconds from one batch of a worker to the next
 TICK = 0.5  # seconds from one look into the mailbox to the next
@@ -298,3 +300,16 @@ def _stop_all(dispatcher: Dispatcher, progress: Progress) -> Iterator[RunResult]
                 yield dispatcher.result(task, outcome, stopping=True)
     for task in dispatcher.tasks.values():
         yield RunResult(task.run, dispatcher.options.folder(task.run), "stopped", "the run did not stop in time")
+
+
+# --- where runs can take place --------------------------------------------------------------------------------------
+
+EXECUTORS: dict[str, Executor] = {"local": run_local, "ray": run_ray}
+
+
+def find_executor(on: str) -> Executor:
+    if on not in EXECUTORS:
+        raise UserError(f"--on {on}: unknown{choose_from(on, EXECUTORS)}")
+    if on == "ray":
+        find_ray()  # before a folder is made for it
+    return EXECUTORS[on]

@@ -18,8 +18,22 @@ from typing import Any
 
 import torch
 
-from crosel.bench.execution import Executor, Options, Progress, RunResult, run_all
-from crosel.bench.suite import ORACLE, BenchRun, Choice, Part, Range, Search, Suite, check_code, check_data, expand
+from crosel.bench.execution import Options, Progress, RunResult, run_all
+from crosel.bench.on_ray import find_executor
+from crosel.bench.suite import (
+    ORACLE,
+    BenchRun,
+    Choice,
+    Part,
+    Range,
+    Search,
+    Suite,
+    check_code,
+    check_data,
+    expand,
+    read_suite,
+    with_seeds,
+)
 from crosel.config import RunConfig, check_config
 from crosel.data import Dataset, draw_candidates, load
 from crosel.data.dataset import only_rows, random_split
@@ -55,18 +69,26 @@ class SearchResult:
     best: Path | None
 
 
-def run_search(
-    suite: Suite,
-    options: Options,
-    execute: Executor,
-    data_dir: Path | None,
-    settings: Iterable[str],
-    oracle: bool,
-    quiet: bool,
+def search_suite(
+    suite: str | Suite,
+    out: Path,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    on: str = "local",
+    data_dir: Path | None = None,
+    settings: Iterable[str] = (),
+    oracle: bool = False,
+    trust_code: bool = False,
+    quiet: bool = True,
 ) -> SearchResult:
-    """Run trials, `options.jobs` at once, until there are as many as the suite asks for."""
-    search = suite.search
-    assert search is not None
+    """Run the search of a suite into `out`, `jobs` trials at once, or continue it. Without `oracle`, no trial is judged
+    by true labels. Networks of your own are imported only with `trust_code`."""
+    suite = with_seeds(read_suite(suite) if isinstance(suite, str) else suite, seeds)
+    search, options, execute = suite.search, Options(out, device, jobs, trust_code), find_executor(on)
+    if search is None:
+        raise UserError(f"{suite.place} has no search; run it with run_suite")
     score, extra = search.judged(oracle), tuple(settings)
     _optuna()  # before a folder is made for it
     folder = options.out / FOLDER
