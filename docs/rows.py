@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crosel.bench import expand, read_suite
-from crosel.bench.tables import Estimate, Run, collect, estimate, main_figures
+from crosel.bench.tables import Estimate, RunSummary, collect, estimate, main_figures
 from crosel.bench.tables.build import group
 from crosel.bench.tables.collect import deciding
-from crosel.bench.tables.paper import Figure, paper_cells, reference, whole_method
+from crosel.bench.tables.paper import PaperFigure, paper_cells, reference, whole_method
 from crosel.bench.tables.render import estimate_text
 from crosel.config import RunConfig, build_config
 from crosel.runs.folder import first_difference
@@ -64,7 +64,7 @@ TARGETS = (
 )  # fmt: skip
 
 
-def is_run_of(run: Run, config: RunConfig) -> bool:
+def is_run_of(run: RunSummary, config: RunConfig) -> bool:
     """Whether the run was made with these settings, but for the seed."""
     if (run.dataset, run.rule, run.method) != (config.source, config.candidates, config.method.name):
         return False
@@ -72,33 +72,33 @@ def is_run_of(run: Run, config: RunConfig) -> bool:
     return first_difference(run.settings, asked, {*filled_from_data(config), "data.split_seed"}) is None
 
 
-def gpu_runs(folder: Path) -> list[Run]:
+def gpu_runs(folder: Path) -> list[RunSummary]:
     """Finished runs of the paper's data on a GPU."""
     return [run for run in collect([folder]).finished if "NVIDIA" in run.hardware]
 
 
-def recorded() -> list[Run]:
+def recorded() -> list[RunSummary]:
     """Those under results/; groups of other names (`agreement`, `trials`) hold other measurements."""
     with tempfile.TemporaryDirectory() as folder:
         unpack([group for group in groups() if re.match("cifar|svhn", group.name)], Path(folder))
         return gpu_runs(Path(folder))
 
 
-def mean(runs: Sequence[Run], name: str) -> Estimate | None:
+def mean(runs: Sequence[RunSummary], name: str) -> Estimate | None:
     values = [100 * float(run.last[KEYS[name]]) for run in runs if run.last.get(KEYS[name]) is not None]
     return estimate(values) if values else None
 
 
-def share(value: Estimate | Figure | None) -> str:
+def share(value: Estimate | PaperFigure | None) -> str:
     return f"{estimate_text(value)} %" if value else ""
 
 
-def measured(runs: Sequence[Run]) -> list[str]:
+def measured(runs: Sequence[RunSummary]) -> list[str]:
     """Cells: accuracy, S-ratio, S-acc."""
     return [share(mean(runs, name)) for name in KEYS] if runs else ["not run", "", ""]
 
 
-def kept(runs: Sequence[Run]) -> list[str]:
+def kept(runs: Sequence[RunSummary]) -> list[str]:
     """Cells: seconds of all epochs, seeds, records."""
     seconds = [run.seconds for run in runs if run.seconds is not None]
     names = dict.fromkeys((run.path.parts[-2], re.sub(r"-seed\d+$", "-seedN", run.path.name)) for run in runs)
@@ -117,7 +117,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def targets(runs: Sequence[Run]) -> str:
+def targets(runs: Sequence[RunSummary]) -> str:
     rows = []
     for target in TARGETS:
         mine = [run for run in runs if is_run_of(run, target.config)]
@@ -136,7 +136,7 @@ def targets(runs: Sequence[Run]) -> str:
     return table(head, rows)
 
 
-def shortfall(target: Target, runs: Sequence[Run]) -> str:
+def shortfall(target: Target, runs: Sequence[RunSummary]) -> str:
     """ "yes", or by how much each target was missed."""
     if not runs:
         return ""
@@ -151,7 +151,7 @@ def shortfall(target: Target, runs: Sequence[Run]) -> str:
     return ", ".join(missed) or "yes"
 
 
-def others(runs: Sequence[Run]) -> str:
+def others(runs: Sequence[RunSummary]) -> str:
     """Every other run of CroSel on test images of these settings: none is left out for its figures."""
     taken = [target.config for target in TARGETS] + [cell.config for cell in expand(read_suite("fast-ablations"))]
     rows = []
@@ -170,7 +170,7 @@ def others(runs: Sequence[Run]) -> str:
     return table(head, rows)
 
 
-def runs_by_change(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig, list[Run]]]:
+def runs_by_change(suite: str, runs: Sequence[RunSummary]) -> dict[str, tuple[RunConfig, list[RunSummary]]]:
     """By what is changed: the settings of a suite's entry, and its runs."""
     out = {}
     for cell in expand(read_suite(suite), seeds=1):
@@ -179,7 +179,7 @@ def runs_by_change(suite: str, runs: Sequence[Run]) -> dict[str, tuple[RunConfig
     return out
 
 
-def ablations(runs: Sequence[Run]) -> str:
+def ablations(runs: Sequence[RunSummary]) -> str:
     """Each ablation beside the paper's row, and what it costs: on other data only the difference can be compared."""
     found = runs_by_change("fast-ablations", runs)
     settings = {change: dotted(config.model_dump(mode="json")) for change, (config, _) in found.items()}
@@ -193,7 +193,7 @@ def ablations(runs: Sequence[Run]) -> str:
         ours = mean(mine, "accuracy")
         cost = ours.mean - whole.mean if ours and whole else None
         rows.append([
-            f"`{change}`", *measured(mine), *(share(Figure(figure.mean)) for figure in papers), data,
+            f"`{change}`", *measured(mine), *(share(PaperFigure(figure.mean)) for figure in papers), data,
             "" if cost is None else f"{cost:+.2f}", f"{theirs:+.2f}",
             "" if cost is None or change == "nothing" else agreement(cost, theirs), *kept(mine),
         ])  # fmt: skip
@@ -208,7 +208,7 @@ def agreement(ours: float, papers: float) -> str:
     return "yes" if ours * papers > 0 else "no"
 
 
-def study(runs: Sequence[Run]) -> str:
+def study(runs: Sequence[RunSummary]) -> str:
     found = runs_by_change("study-cifar10", runs)
     base = mean(found["nothing"][1], "accuracy")
     rows = []
@@ -224,7 +224,7 @@ TABLES = {"targets": targets, "others": others, "ablations": ablations, "study":
 _PLACE = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
-def filled(page: str, runs: Sequence[Run]) -> str:
+def filled(page: str, runs: Sequence[RunSummary]) -> str:
     """The page with its tables written anew."""
     return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](runs)}\n\n{found[3]}", page)
 

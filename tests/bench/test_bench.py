@@ -32,7 +32,7 @@ from crosel.bench import (
     run_one,
     run_suite,
 )
-from crosel.bench.execution import Progress
+from crosel.bench.execution import BenchScreen
 from crosel.bench.local import Process, command, devices, last_line, result_of
 from crosel.cli.bench import failure_lines, list_lines
 from crosel.errors import Interrupted, UserError
@@ -51,7 +51,7 @@ def tiny(grid: dict[str, Any], base: dict[str, Any] | None = None, seeds: int = 
 
 
 def here(
-    runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+    runs: Sequence[BenchRun], options: Options, progress: BenchScreen, stop: Callable[[], bool]
 ) -> Generator[RunResult, None, None]:
     """An executor in this process: what another one, as on a cluster, has to do."""
     for run in runs:
@@ -282,7 +282,7 @@ def test_live_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     runs = expand(read_suite("digits-tiny"))
     stream, options = Terminal(), Options(tmp_path)
-    progress = Progress(runs, options, stream)
+    progress = BenchScreen(runs, options, stream)
     progress.started(runs[0])
     progress.started(runs[1])
     folder = tmp_path / runs[0].name
@@ -313,11 +313,11 @@ def test_a_second_ctrl_c_leaves_nothing_running(tmp_path: Path, monkeypatch: pyt
         started.append(subprocess.Popen(["sleep", "60"]))
         return Process(run, started[-1], tmp_path / "log", device, time.monotonic())
 
-    def tick(progress: Progress) -> None:
+    def tick(progress: BenchScreen) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("crosel.bench.local.start", sleeper)
-    monkeypatch.setattr(Progress, "tick", tick)
+    monkeypatch.setattr(BenchScreen, "tick", tick)
     with pytest.raises(KeyboardInterrupt):
         run_suite("digits-tiny", tmp_path, jobs=3)
     assert [popen.poll() for popen in started] == [-signal.SIGKILL] * 3
@@ -327,7 +327,7 @@ def test_quiet_and_plain(tmp_path: Path) -> None:
     runs = expand(read_suite("digits-tiny"), seeds=1)
     for quiet, expected in ((True, ""), (False, "start    digits-q0.3/crosel-seed0\n")):
         stream = io.StringIO()
-        progress = Progress(runs, Options(tmp_path), stream, quiet=quiet)
+        progress = BenchScreen(runs, Options(tmp_path), stream, quiet=quiet)
         progress.started(runs[0])
         progress.tick()
         progress.close()

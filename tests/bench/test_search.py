@@ -14,7 +14,7 @@ import torch
 from _support import CroselCli, small_arrays
 
 from crosel.bench import EXECUTORS, BenchRun, Options, RunResult, Suite, parse_suite, run_one, run_suite, search_suite
-from crosel.bench.execution import Progress
+from crosel.bench.execution import BenchScreen
 from crosel.bench.search import score_of
 from crosel.bench.suite import Range, parse_search
 from crosel.cli.bench import search_lines
@@ -48,7 +48,7 @@ class Here:
         self.stop_before, self.seen = stop_before, list[str]()
 
     def __call__(
-        self, runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+        self, runs: Sequence[BenchRun], options: Options, progress: BenchScreen, stop: Callable[[], bool]
     ) -> Generator[RunResult, None, None]:
         for run in runs:
             if len(self.seen) >= self.stop_before:

@@ -14,8 +14,8 @@ from _made import make_run
 
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import build, collect, main_figures, make_tables, paper, pick_format
-from crosel.bench.tables.build import Estimate, Row, Table
-from crosel.bench.tables.paper import METRICS, Figure
+from crosel.bench.tables.build import Estimate, ResultsTable, Row
+from crosel.bench.tables.paper import METRICS, PaperFigure
 from crosel.bench.tables.render import escape_latex, escape_markdown, latex_table, markdown_table
 from crosel.errors import UserError
 
@@ -281,7 +281,7 @@ def test_the_nearest_of_the_papers_data_are_taken(
     make_run(tmp_path / "changed", source=source, rule=rule, sets=(change,))
     name, _, value = change.partition("=")
     (row,) = (row for row in rows_of(tmp_path) if row.settings[name] == float(value))
-    figure = row.paper.get("accuracy", Figure(math.nan))
+    figure = row.paper.get("accuracy", PaperFigure(math.nan))
     assert figure.mean == pytest.approx(mean, nan_ok=True)
     assert figure.other_data == data
 
@@ -334,18 +334,18 @@ def test_of_two_rows_the_paper_decides_what_is_an_ablation(tmp_path: Path) -> No
     make_run(tmp_path / "a", sets=("method.gamma=0.3", "method.scope=none"))
     make_run(tmp_path / "b")
     found = {row.settings["method.scope"]: row.paper.get("accuracy") for row in rows_of(tmp_path)}
-    assert found == {"none": None, "all": Figure(97.34, 0.05)}
+    assert found == {"none": None, "all": PaperFigure(97.34, 0.05)}
 
 
 # --- formats ------------------------------------------------------------------------------------------------------
 
 
-def awkward(**changes: Any) -> Table:
+def awkward(**changes: Any) -> ResultsTable:
     values: dict[str, Any] = {
         "method": "a|b_", "settings": {"method.x_y": "50 % & *more*\n#1"}, "network": r"n\{1}$^~", "epochs": 3,
         "seeds": (0, 1), "metrics": {"accuracy": Estimate(91.234, 0.5, 2)}, "best": True, "hardware": ("<GPU>",),
     }  # fmt: skip
-    return Table("my_data[1]", "uniform:q=0.1", (Row(**(values | changes)),))
+    return ResultsTable("my_data[1]", "uniform:q=0.1", (Row(**(values | changes)),))
 
 
 def test_markdown_escapes() -> None:

@@ -15,7 +15,7 @@ import pytest
 from _runs import metrics
 
 from crosel.bench import Options, expand, on_ray, parse_suite, run_one, run_suite
-from crosel.bench.execution import Progress
+from crosel.bench.execution import BenchScreen
 from crosel.bench.suite import Suite
 from crosel.errors import UserError
 
@@ -103,7 +103,7 @@ def test_asked_to_stop_runs_save_their_state_and_bad_runs_are_reported(tmp_path:
         asked = asked or (all((tmp_path / run.name / "checkpoints").is_dir() for run in runs[1:]))
         return asked
 
-    progress = Progress(runs, options, quiet=True)
+    progress = BenchScreen(runs, options, quiet=True)
     results = {r.run.name: r for r in on_ray.run_ray(runs, options, progress, stop)}
     refused, *stopped = (results[run.name] for run in runs)
     assert refused.status == "failed"
@@ -120,7 +120,7 @@ def test_workers_know_whether_a_network_of_the_users_own_is_trusted(tmp_path: Pa
     (run,) = expand(parse_suite({"base": {**TINY, "method": "cc", "network.name": "math:none"}}, "t", "t.yaml"))
     for trust_code, says in ((False, "is code from outside crosel"), (True, "cannot be imported")):
         options = Options(tmp_path, "cpu", trust_code=trust_code)
-        (result,) = on_ray.run_ray([run], options, Progress([run], options, quiet=True), lambda: False)
+        (result,) = on_ray.run_ray([run], options, BenchScreen([run], options, quiet=True), lambda: False)
         assert (result.status, says in result.line) == ("failed", True), result.line
 
 
@@ -138,7 +138,7 @@ def test_what_was_delivered_just_before_the_end_comes_home(cluster: Any, tmp_pat
 
     dispatcher.tasks[cluster.remote(deliver_and_end).remote(dispatcher.mailbox)] = on_ray.Task(run)
     try:
-        [(task, outcome)] = dispatcher.ended(60, Progress([run], options, quiet=True))
+        [(task, outcome)] = dispatcher.ended(60, BenchScreen([run], options, quiet=True))
         result = dispatcher.result(task, outcome)
     finally:
         dispatcher.close()
@@ -162,6 +162,6 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 def test_files_come_and_go_as_on_the_worker(tmp_path: Path) -> None:
     old, new = "checkpoints/a.safetensors", "checkpoints/b.safetensors"
-    on_ray.unpack(tmp_path, {old: b"1", "config.yaml": b"x"}, [old, "config.yaml"])
-    on_ray.unpack(tmp_path, {new: b"2"}, [new, "config.yaml"])
+    on_ray.write_files(tmp_path, {old: b"1", "config.yaml": b"x"}, [old, "config.yaml"])
+    on_ray.write_files(tmp_path, {new: b"2"}, [new, "config.yaml"])
     assert on_ray.read_files(tmp_path) == {new: b"2", "config.yaml": b"x"}

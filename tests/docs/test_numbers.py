@@ -15,11 +15,11 @@ from _blocks import ROOT, docs_script
 from run_records import groups, read_group, rows
 
 from crosel.bench import expand, read_suite
-from crosel.bench.tables import Run
+from crosel.bench.tables import RunSummary
 from crosel.config import RunConfig, build_config
 from crosel.presets import presets
 
-RunsOf = Callable[[str, RunConfig], list[Run]]
+RunsOf = Callable[[str, RunConfig], list[RunSummary]]
 METRICS = ("test_accuracy", "selection_ratio", "oracle_selection_accuracy")
 _SHARE = re.compile(r"(\d+\.\d+) %|(\d+\.\d+) ± \d+\.\d+ %")
 

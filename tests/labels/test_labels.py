@@ -26,7 +26,7 @@ from crosel.runs.labels import (
     COLUMNS,
     FLAGS,
     LabelRow,
-    LabelStudio,
+    LabelStudioNames,
     label_rows,
     read_labels,
     write_labels,
@@ -180,7 +180,7 @@ def test_label_studio_predictions(tmp_path):
             }],
         }],
     }  # fmt: skip
-    names = LabelStudio(from_name="breed", to_name="photo", data_key="url")
+    names = LabelStudioNames(from_name="breed", to_name="photo", data_key="url")
     write_labels(make_result(), tmp_path / "n.json", names)
     task = json.loads((tmp_path / "n.json").read_text(encoding="utf-8"))[0]
     assert task["data"] == {"url": "@a"}
@@ -196,7 +196,7 @@ def test_label_studio_is_given_no_images_where_there_are_none(tmp_path, caplog):
     ):
         write_labels(make_result(features=True), out)
     assert not out.exists()
-    write_labels(make_result(features=True), out, LabelStudio(data_key="row"))
+    write_labels(make_result(features=True), out, LabelStudioNames(data_key="row"))
     assert json.loads(out.read_text(encoding="utf-8"))[0]["data"] == {"row": "@a"}
     for result in (make_result(features=True, ids=ids), make_result(ids=ids)):
         write_labels(result, out)
@@ -215,7 +215,7 @@ def test_label_studio_tasks_are_carried_over(tmp_path):
     export.append({"data": {"image": "six"}})
     (tmp_path / "export.json").write_text(json.dumps(export))
     result = make_result(ids=("1", "2", "3", "4", "6"))
-    write_labels(result, tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
+    write_labels(result, tmp_path / "l.json", LabelStudioNames(tasks=tmp_path / "export.json"))
     tasks = json.loads((tmp_path / "l.json").read_text(encoding="utf-8"))
     assert [task.get("id") for task in tasks] == [1, 2, 3, 4, None]
     assert [task["data"] for task in tasks[3:]] == [{"image": "4.png", "z": [4]}, {"image": "six"}]
@@ -234,7 +234,7 @@ def test_label_studio_names_are_those_of_the_project(tmp_path):
     result = make_result(ids=("1", "2", "3", "4", "5"))
 
     def names(**given):
-        write_labels(result, out, LabelStudio(tasks=export, **given))
+        write_labels(result, out, LabelStudioNames(tasks=export, **given))
         answer = json.loads(out.read_text(encoding="utf-8"))[0]["predictions"][0]["result"][0]
         return answer["from_name"], answer["to_name"]
 
@@ -260,7 +260,7 @@ def test_a_wrong_export_is_one_clear_line_and_leaves_no_file(tmp_path, content, 
     if content is not None:
         (tmp_path / "export.json").write_bytes(content)
     with pytest.raises(UserError, match=said) as caught:
-        write_labels(make_result(), tmp_path / "l.json", LabelStudio(tasks=tmp_path / "export.json"))
+        write_labels(make_result(), tmp_path / "l.json", LabelStudioNames(tasks=tmp_path / "export.json"))
     assert "export.json" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "l.json").exists()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from crosel.bench.execution import Executor, Options, Progress, RunResult, existing_result, run_all, run_one
+from crosel.bench.execution import BenchScreen, Executor, Options, RunResult, existing_result, run_all, run_one
 from crosel.bench.on_ray import EXECUTORS, find_executor
 from crosel.bench.search import search_suite
 from crosel.bench.suite import BenchRun, Suite, check_code, check_data, expand, parse_suite, read_suite, suites
@@ -54,4 +54,4 @@ def run_suite(
     logger.info("%s: %s, in %s", suite.title, counted(len(runs), "run"), out)
     for line in missing:
         logger.warning("%s", line)
-    return run_all(runs, options, execute, Progress(runs, options, quiet=quiet))
+    return run_all(runs, options, execute, BenchScreen(runs, options, quiet=quiet))

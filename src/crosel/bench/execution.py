@@ -53,10 +53,10 @@ class Options:
 
 # Makes runs and yields each result as it comes. It looks at the last argument often; once that says True, it lets
 # every run under way save its state, and yields those as stopped. Closed early, it leaves nothing running.
-Executor = Callable[[Sequence[BenchRun], Options, "Progress", Callable[[], bool]], Generator[RunResult, None, None]]
+Executor = Callable[[Sequence[BenchRun], Options, "BenchScreen", Callable[[], bool]], Generator[RunResult, None, None]]
 
 
-def run_all(runs: Sequence[BenchRun], options: Options, execute: Executor, progress: Progress) -> list[RunResult]:
+def run_all(runs: Sequence[BenchRun], options: Options, execute: Executor, progress: BenchScreen) -> list[RunResult]:
     """Skip what is done, give the rest to the executor, and return results in the order of the runs. Ctrl-C lets every
     run save its state."""
     if options.jobs < 1:
@@ -144,7 +144,7 @@ def figures(row: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {percent(row[key])}" for key, name in shown if isinstance(row.get(key), float))
 
 
-class Progress(Screen):
+class BenchScreen(Screen):
     """Shows runs as they begin, go on and end."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crosel.bench.execution import GRACE, Options, Progress, RunResult, Status, last_row
+from crosel.bench.execution import GRACE, BenchScreen, Options, RunResult, Status, last_row
 from crosel.bench.suite import BenchRun
 from crosel.utils.child import child_command
 from crosel.utils.files import disk_errors, make_folder
@@ -29,7 +29,7 @@ class Process:
 
 
 def run_local(
-    runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+    runs: Sequence[BenchRun], options: Options, progress: BenchScreen, stop: Callable[[], bool]
 ) -> Generator[RunResult, None, None]:
     """One after the other, or `options.jobs` at once, spread over the cards there are."""
     waiting = list(reversed(runs))

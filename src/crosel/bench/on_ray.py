@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from crosel.bench.execution import GRACE, Executor, Options, Progress, RunResult, last_row, run_one
+from crosel.bench.execution import GRACE, BenchScreen, Executor, Options, RunResult, last_row, run_one
 from crosel.bench.local import run_local
 from crosel.bench.suite import BenchRun
 from crosel.errors import UserError
@@ -73,7 +73,7 @@ def run_on_worker(
     """Train in a folder of our own, from the files given: status, last line, and all files not yet sent."""
     with TemporaryDirectory(prefix="crosel-") as root:
         folder = Path(root) / "run"
-        unpack(folder, files)
+        write_files(folder, files)
         syncer = FileSyncer(run.name, attempt, folder, files, mailbox, pause)
         with syncer.syncing():
             result = run_one(run, folder, device, trust_code)
@@ -135,7 +135,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 # --- both sides ---------------------------------------------------------------------------------------------------
 
 
-def unpack(folder: Path, files: Mapping[str, bytes], present: Sequence[str] | None = None) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes], present: Sequence[str] | None = None) -> None:
     """Write files into a run folder, `done` last; with `present`, delete checkpoints that the worker has deleted."""
     for name in sorted(files, key=lambda name: (name == "done", name)):
         make_folder((folder / name).parent)
@@ -218,7 +218,7 @@ class Dispatcher:
         ref = self.work.remote(task.run, task.attempt, files, options.device, options.trust_code, self.mailbox, PAUSE)
         self.tasks[ref] = task
 
-    def receive(self, progress: Progress) -> None:
+    def receive(self, progress: BenchScreen) -> None:
         """Write what has arrived; what a worker sent that was given up is ignored."""
         current = {(task.run.name, task.attempt): task for task in self.tasks.values()}
         for batch in self.ray.get(self.mailbox.take.remote()):
@@ -228,9 +228,9 @@ class Dispatcher:
             if not task.seen:
                 task.seen, task.began = True, time.monotonic()
                 progress.started(task.run)
-            unpack(self.options.folder(task.run), batch.changed, batch.present)
+            write_files(self.options.folder(task.run), batch.changed, batch.present)
 
-    def ended(self, seconds: float, progress: Progress) -> Iterator[tuple[Task, Any]]:
+    def ended(self, seconds: float, progress: BenchScreen) -> Iterator[tuple[Task, Any]]:
         """Tasks that are over, with what they returned or the error in its place."""
         if not self.tasks:
             return
@@ -249,7 +249,7 @@ class Dispatcher:
             line = f"{type(outcome).__name__}: {str(outcome).splitlines()[0]}"
             return RunResult(task.run, folder, "stopped" if stopping else "failed", line, last_row(folder), seconds)
         status, line, batch = outcome
-        unpack(folder, batch.changed, batch.present)
+        write_files(folder, batch.changed, batch.present)
         return RunResult(task.run, folder, status, line, last_row(folder), seconds)
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Dispatcher:
 
 
 def run_ray(
-    runs: Sequence[BenchRun], options: Options, progress: Progress, stop: Callable[[], bool]
+    runs: Sequence[BenchRun], options: Options, progress: BenchScreen, stop: Callable[[], bool]
 ) -> Generator[RunResult, None, None]:
     """Give all runs to the cluster; `options.jobs` of them share a GPU."""
     if not runs:
@@ -286,7 +286,7 @@ def run_ray(
             dispatcher.close()
 
 
-def _stop_all(dispatcher: Dispatcher, progress: Progress) -> Iterator[RunResult]:
+def _stop_all(dispatcher: Dispatcher, progress: BenchScreen) -> Iterator[RunResult]:
     """Let what has begun save its state; what waits is not begun."""
     dispatcher.receive(progress)
     dispatcher.ray.get(dispatcher.mailbox.close.remote())

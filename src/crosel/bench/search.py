@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from crosel.bench.execution import Options, Progress, RunResult, run_all
+from crosel.bench.execution import BenchScreen, Options, RunResult, run_all
 from crosel.bench.on_ray import find_executor
 from crosel.bench.suite import (
     ORACLE,
@@ -124,7 +124,7 @@ def search_suite(
             for number, values in batch.items()
         }
         every = [run for runs in groups.values() for run in runs]
-        results = run_all(every, options, execute, Progress(every, options, quiet=quiet))
+        results = run_all(every, options, execute, BenchScreen(every, options, quiet=quiet))
         by_name = {result.run.name: result for result in results}
         for number, runs in groups.items():
             lines[number] = _tell(study, number, [by_name[run.name] for run in runs], score, held_out, options)

@@ -45,7 +45,7 @@ def labels(
     """Write the cleaned labels of the training set."""
     from crosel.runs.folder import load_run
     from crosel.runs.folds import read_out_of_sample
-    from crosel.runs.labels import LabelStudio, check_label_suffix, write_labels, write_outside
+    from crosel.runs.labels import LabelStudioNames, check_label_suffix, write_labels, write_outside
     from crosel.runs.result import Result
     from crosel.training.devices import pick_device
     from crosel.utils.files import new_folder, refuse_overwrite
@@ -65,7 +65,7 @@ def labels(
         if only_outside:
             typer.echo(f"{write_outside(result, out):,} of {n:,} sets seem to miss the true label: {out}")
             return
-        write_labels(result, out, LabelStudio(from_name, to_name, data_key, tasks))
+        write_labels(result, out, LabelStudioNames(from_name, to_name, data_key, tasks))
     flags = Counter(flag or "clear" for flag in result.flag_names())
     kinds = ", ".join(f"{count:,} {flag}" for flag, count in flags.most_common())
     typer.echo(f"{counted(n, 'label')} ({kinds}): {out}")

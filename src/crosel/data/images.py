@@ -157,7 +157,7 @@ def _opened(
         raise ValueError(f"damaged ({one_line(error)})") from None
 
 
-def _reason(error: Exception) -> str:
+def _why_unreadable(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such image file"
     if isinstance(error, IsADirectoryError | PermissionError):
@@ -230,7 +230,7 @@ class ImageReader:
         for row, error in failed.items():
             place = f"{self.places[row]}: " if self.places and self.places[row] else ""
             name = str(self.paths[row])
-            bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_reason(error)}"
+            bad[row] = f"{place}{repr(name) if has_control_characters(name) else name}: {_why_unreadable(error)}"
         return images, bad
 
     def _usable(self, failed: Failed) -> bool:

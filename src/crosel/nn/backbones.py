@@ -76,7 +76,7 @@ class ImageBackbone:
     @torch.inference_mode()
     def encode(self, pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Embeddings [m, d] of prepared pictures [m, size, size, 3]."""
-        return _as_rows(self.embed(torch.from_numpy(pictures).to(self.device).permute(0, 3, 1, 2)), self.name)
+        return _embedding_rows(self.embed(torch.from_numpy(pictures).to(self.device).permute(0, 3, 1, 2)), self.name)
 
     def embed(self, x: Tensor) -> Tensor:
         """The same of uint8 pixels [m, 3, size, size]."""
@@ -106,7 +106,7 @@ class TextBackbone:
 Backbone = ImageBackbone | TextBackbone
 
 
-def _as_rows(out: Tensor, name: str) -> NDArray[np.float32]:
+def _embedding_rows(out: Tensor, name: str) -> NDArray[np.float32]:
     if not isinstance(out, Tensor) or out.ndim != 2:
         raise UserError(f"network '{name}' gives no row of numbers for an image; choose another backbone")
     rows: NDArray[np.float32] = out.float().cpu().numpy()

@@ -34,7 +34,7 @@ class Cards:
         self.name, self.about, self.notes = name, about, list(notes)  # `about`: method and source, for people
         self.ids, self.classes, self.n = self.examples.ids, self.examples.classes, self.examples.n
         self._selected = result.selected_words()
-        self._search = Search(self.ids, result)
+        self._search = ExampleSearch(self.ids, result)
         # A method on the object would keep it alive in a shared cache.
         self.png_of = lru_cache(maxsize=2048)(self._encode)
 
@@ -184,8 +184,8 @@ class Answer:
     rows: NDArray[np.int64]
 
 
-class Search:
-    """Search in examples that stay the same; only the decisions about them change."""
+class ExampleSearch:
+    """ExampleSearch in examples that stay the same; only the decisions about them change."""
 
     def __init__(self, ids: Sequence[str], result: Result) -> None:
         self._result = result

@@ -47,7 +47,7 @@ class LabelRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelStudio:
+class LabelStudioNames:
     """Names in the labelling config of a Label Studio project."""
 
     from_name: str | None = None  # name of <Choices>; None: as the tasks have it, or "label"
@@ -84,19 +84,19 @@ def label_rows(result: Result) -> Iterator[LabelRow]:
         )  # fmt: skip
 
 
-def write_labels(result: Result, path: Path, label_studio: LabelStudio | None = None) -> None:
+def write_labels(result: Result, path: Path, label_studio: LabelStudioNames | None = None) -> None:
     """Write csv, jsonl, npz, or predictions for Label Studio (json), by the file's ending."""
     suffix = check_label_suffix(path)
     if suffix == ".csv":
         atomic_write_with(path, lambda stream: _write_csv(result, stream))
     elif suffix == ".jsonl":
-        lines = (_json(row._asdict()) + b"\n" for row in label_rows(result))
+        lines = (_json_bytes(row._asdict()) + b"\n" for row in label_rows(result))
         atomic_write_with(path, lambda stream: stream.writelines(lines))
     elif suffix == ".npz":
         arrays = label_arrays(result)
         atomic_write_with(path, lambda stream: np.savez_compressed(stream, **arrays))
     else:
-        names = label_studio or LabelStudio()
+        names = label_studio or LabelStudioNames()
         _check_images(result, names, path)
         atomic_write_with(path, lambda stream: _write_list(label_studio_tasks(result, names), stream))
         if names.tasks is not None:
@@ -107,10 +107,10 @@ def write_labels(result: Result, path: Path, label_studio: LabelStudio | None = 
             logger.info(f"for Label Studio's API, each to be posted to /api/predictions: {beside}")
 
 
-def _check_images(result: Result, names: LabelStudio, path: Path) -> None:
+def _check_images(result: Result, names: LabelStudioNames, path: Path) -> None:
     """Label Studio takes each id for the path of an image, unless another field or the project's tasks are given."""
     name = result.examples.example_id(0).partition("?")[0]
-    if names.tasks is not None or names.data_key != LabelStudio.data_key or ends_as_image(name):
+    if names.tasks is not None or names.data_key != LabelStudioNames.data_key or ends_as_image(name):
         return
     carry_over = "to keep the tasks of a project, with their ids, give its export: --tasks EXPORT.json"
     if len(result.examples.shape) != 3:
@@ -142,7 +142,7 @@ def _write_csv(result: Result, stream: IO[bytes]) -> None:
         stream.write(csv_line(cells))
 
 
-def _json(value: Any) -> bytes:
+def _json_bytes(value: Any) -> bytes:
     # Lone surrogates cannot be encoded as UTF-8; escaped as \udXXX they are valid JSON and are read back unchanged.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
@@ -150,7 +150,7 @@ def _json(value: Any) -> bytes:
 def _write_list(values: Iterator[Any], stream: IO[bytes]) -> None:
     before = b"[\n"
     for value in values:
-        stream.write(before + _json(value))
+        stream.write(before + _json_bytes(value))
         before = b",\n"
     stream.write(b"\n]\n")
 
@@ -166,7 +166,7 @@ def label_arrays(result: Result) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def label_studio_tasks(result: Result, names: LabelStudio) -> Iterator[dict[str, Any]]:
+def label_studio_tasks(result: Result, names: LabelStudioNames) -> Iterator[dict[str, Any]]:
     """Tasks with one prediction each, to be imported; with `names.tasks`, the project's own tasks."""
     known = None if names.tasks is None else _exported_tasks(names.tasks)
     from_name, to_name = _control_names(known or {}, names)
@@ -191,7 +191,7 @@ def api_predictions(tasks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, An
             yield {"task": task["id"], **task["predictions"][0]}
 
 
-def _control_names(tasks: Mapping[str, Mapping[str, Any]], names: LabelStudio) -> tuple[str, str]:
+def _control_names(tasks: Mapping[str, Mapping[str, Any]], names: LabelStudioNames) -> tuple[str, str]:
     """The names in the project's labelling config: as given, as its export has them, or Label Studio's usual ones."""
     found = {
         (str(answer.get("from_name", "")), str(answer.get("to_name", "")))

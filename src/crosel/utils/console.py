@@ -256,7 +256,7 @@ class NotebookConsole(Console):
         for part in (
             *map(Text, self._lines),
             content,
-            *([_epochs(self._rows[-SHOWN_ROWS:])] if self._rows else []),
+            *([_epochs_table(self._rows[-SHOWN_ROWS:])] if self._rows else []),
         ):
             block.add_row(part)
         self._handle.update(block)
@@ -267,7 +267,7 @@ class NotebookConsole(Console):
         self.draw(self._progress(f"epoch {row['epoch']}/{epochs}", row["epoch"] * steps, epochs * steps))
 
 
-def _epochs(rows: list[Row]) -> Table:
+def _epochs_table(rows: list[Row]) -> Table:
     from rich.table import Table
 
     cells = [epoch_cells(row) for row in rows]

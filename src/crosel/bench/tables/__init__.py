@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosel.bench.tables.build import Estimate, PairedTest, Row, Table, build, estimate, paired_t_test
-from crosel.bench.tables.collect import Collection, Run, collect
+from crosel.bench.tables.build import Estimate, PairedTest, ResultsTable, Row, build, estimate, paired_t_test
+from crosel.bench.tables.collect import Collection, RunSummary, collect
 from crosel.bench.tables.paper import main_figures, paper
 from crosel.bench.tables.render import notes_of, pick_format, render
 from crosel.errors import UserError
 
 __all__ = [
-    "Collection", "Estimate", "PairedTest", "Row", "Run", "Table", "TablesText", "build", "collect", "estimate",
-    "main_figures", "make_tables", "notes_of", "paired_t_test", "paper", "pick_format", "render",
+    "Collection", "Estimate", "PairedTest", "ResultsTable", "Row", "RunSummary", "TablesText", "build", "collect",
+    "estimate", "main_figures", "make_tables", "notes_of", "paired_t_test", "paper", "pick_format", "render",
 ]  # fmt: skip
 
 

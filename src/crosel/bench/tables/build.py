@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from crosel.bench.tables.collect import Run
-from crosel.bench.tables.paper import METRICS, Figure, Reference, paper_cells, reference
+from crosel.bench.tables.collect import RunSummary
+from crosel.bench.tables.paper import METRICS, PaperFigure, Reference, paper_cells, reference
 from crosel.utils.settings import REMOVED
 
 _KEYS = dict(zip(METRICS, ("test_accuracy", "selection_ratio", "oracle_selection_accuracy"), strict=True))
@@ -30,7 +30,7 @@ class Row:
     epochs: int
     seeds: tuple[int, ...]
     metrics: Mapping[str, Estimate]
-    paper: Mapping[str, Figure] = field(default_factory=dict)
+    paper: Mapping[str, PaperFigure] = field(default_factory=dict)
     seconds: Estimate | None = None
     images_per_second: Estimate | None = None
     peak_memory_mib: float | None = None
@@ -44,24 +44,24 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultsTable:
     dataset: str
     rule: str
     rows: tuple[Row, ...]
     held_out: float = 0.0  # share of the training examples on which accuracies are, in place of the test set
 
 
-def build(runs: Sequence[Run]) -> list[Table]:
+def build(runs: Sequence[RunSummary]) -> list[ResultsTable]:
     """Tables of finished runs."""
-    by_setting: dict[tuple[str, str, float], list[Run]] = {}
+    by_setting: dict[tuple[str, str, float], list[RunSummary]] = {}
     for run in runs:
         by_setting.setdefault((run.dataset, run.rule, run.held_out), []).append(run)
     return [_build_table(*setting, by_setting[setting]) for setting in sorted(by_setting)]
 
 
-def group(runs: Sequence[Run]) -> list[list[Run]]:
+def group(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
     """Runs that differ in nothing but the seed, together, in the order of their seeds."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     return [sorted(members, key=lambda run: run.seed) for members in groups.values()]
@@ -89,7 +89,7 @@ def usual_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return usual
 
 
-def _build_table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) -> Table:
+def _build_table(dataset: str, rule: str, held_out: float, runs: Sequence[RunSummary]) -> ResultsTable:
     groups = group(runs)
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for members in groups:
@@ -106,17 +106,17 @@ def _build_table(dataset: str, rule: str, held_out: float, runs: Sequence[Run]) 
     rows = [_build_row(members, shown[members[0].method], beside) for members in groups]
     usual = usual_settings(rows)
     rows.sort(key=lambda row: _sort_key(row, usual[row.method]))
-    return Table(dataset, rule, tuple(_compared(rows)), held_out)
+    return ResultsTable(dataset, rule, tuple(_compared(rows)), held_out)
 
 
-def _build_row(members: Sequence[Run], shown: set[str], beside: Reference) -> Row:
+def _build_row(members: Sequence[RunSummary], shown: set[str], beside: Reference) -> Row:
     first = members[0]
 
     def mean(values: Iterable[float | None]) -> Estimate | None:
         found = [value for value in values if value is not None]
         return estimate(found) if found else None
 
-    def metric(run: Run, key: str) -> float | None:
+    def metric(run: RunSummary, key: str) -> float | None:
         value = run.last.get(key)
         return 100 * float(value) if isinstance(value, int | float) else None
 

@@ -15,7 +15,7 @@ from crosel.runs.environment import hardware, read_environment
 from crosel.runs.folder import FREE_TO_CHANGE, RunFolder
 from crosel.utils.settings import dotted, read_yaml, removed_settings
 
-# Settings that do not decide what is learnt, or that have a place of their own in a Run.
+# Settings that do not decide what is learnt, or that have a place of their own in a RunSummary.
 _ASIDE = {
     *FREE_TO_CHANGE,
     "seed",
@@ -30,7 +30,7 @@ _SPLIT = "data.split_seed"
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSummary:
     """One run: what it was asked, and how it ended."""
 
     path: Path
@@ -73,8 +73,8 @@ class Run:
 class Collection:
     """Runs that came to their end, those that did not, and lines about what could not be used."""
 
-    finished: tuple[Run, ...]
-    unfinished: tuple[Run, ...] = ()
+    finished: tuple[RunSummary, ...]
+    unfinished: tuple[RunSummary, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -86,8 +86,8 @@ def collect(folders: Iterable[Path]) -> Collection:
             raise UserError(f"{folder}: no such folder")
         for path in find_runs(folder):
             paths.setdefault(path.resolve(), path)
-    found: list[Run] = []
-    unfinished: list[Run] = []
+    found: list[RunSummary] = []
+    unfinished: list[RunSummary] = []
     problems: list[str] = []
     for path in sorted(paths.values()):
         try:
@@ -96,7 +96,7 @@ def collect(folders: Iterable[Path]) -> Collection:
             problems.append(str(error))
         else:
             (found if run.finished else unfinished).append(run)
-    runs: dict[tuple[str, int], Run] = {}
+    runs: dict[tuple[str, int], RunSummary] = {}
     for run in _with_splits_of_seeds(found):
         twin = runs.setdefault((run.key, run.seed), run)
         if twin is not run:
@@ -115,7 +115,7 @@ def find_runs(folder: Path) -> list[Path]:
     return found
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunSummary:
     folder = RunFolder(path)
     settings = _settings(folder)
     rows = folder.read_metrics()
@@ -131,7 +131,7 @@ def read_run(path: Path) -> Run:
         raise UserError(
             f"{folder / 'config.yaml'}: seed, method.name or source is missing; restore the file, or leave this run out"
         ) from None
-    return Run(
+    return RunSummary(
         path,
         printable(Path(source).name),
         str(settings.get("candidates") or ""),
@@ -153,11 +153,11 @@ def printable(name: str) -> str:
 
 
 def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of settings by their dotted names, those that decide what is learnt and have no place of their own in a Run."""
+    """Of settings by their dotted names, those that decide what is learnt and are no fields of a RunSummary."""
     return {name: value for name, value in settings.items() if name not in _ASIDE}
 
 
-def _with_splits_of_seeds(runs: Sequence[Run]) -> list[Run]:
+def _with_splits_of_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
     """Where nothing was split, or every run of a group by its own seed, the split is no setting to tell runs by."""
     without = [replace(run, settings={k: v for k, v in run.settings.items() if k != _SPLIT}) for run in runs]
     pairs = list(zip(runs, without, strict=True))

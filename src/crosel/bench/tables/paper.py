@@ -22,7 +22,7 @@ _USUAL_OF = {"cifar100": {"method.lambda_cr": 1.0}, "svhn": {"method.gamma": 0.8
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     mean: float
     deviation: float | None = None
     other_data: str = ""  # dataset and q that the paper has it for, where these are not the row's own
@@ -35,20 +35,20 @@ def paper() -> Mapping[str, Any]:
     return content
 
 
-def main_figures(dataset: str, rule: str, method: str) -> dict[str, Figure]:
+def main_figures(dataset: str, rule: str, method: str) -> dict[str, PaperFigure]:
     """Figures of the main and the fine-grained table, by metric."""
     name, q = _paper_setting(dataset, rule)
     out = {}
     values = paper()["accuracy"].get(name, {}).get(q, {}).get(method)
     if values:
-        out["accuracy"] = Figure(*values)
+        out["accuracy"] = PaperFigure(*values)
     selection = paper()["selection"].get(name, {}).get(q)
     if selection and method == "crosel":
-        out |= {metric: Figure(*pair) for metric, pair in zip(METRICS[1:], selection, strict=True)}
+        out |= {metric: PaperFigure(*pair) for metric, pair in zip(METRICS[1:], selection, strict=True)}
     return out
 
 
-def whole_method(data: str) -> Figure:
+def whole_method(data: str) -> PaperFigure:
     """The paper's accuracy without any ablation, on the data of an ablation ("cifar100 q=0.1")."""
     dataset, q = data.split()
     return main_figures(dataset, f"uniform:{q}", "crosel")["accuracy"]
@@ -83,7 +83,7 @@ def reference(dataset: str, rows: Sequence[Mapping[str, Any]]) -> Reference:
 
 def paper_cells(
     dataset: str, rule: str, method: str, settings: Mapping[str, Any], beside: Reference
-) -> dict[str, Figure]:
+) -> dict[str, PaperFigure]:
     """Figures for a row: those of the main table, or, where it departs from the reference, those of the ablation that
     changes just this. The paper has each ablation for one or two kinds of data only: for others, the nearest is taken,
     and named. Nothing where the paper has no such row.
@@ -103,7 +103,7 @@ def paper_cells(
             row = _ablation_row(data, settings, changed)
             if row:
                 other = "" if data == own else data
-                return {metric: Figure(value, None, other) for metric, value in zip(METRICS, row, strict=True)}
+                return {metric: PaperFigure(value, None, other) for metric, value in zip(METRICS, row, strict=True)}
     return {}
 
 

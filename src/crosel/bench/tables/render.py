@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosel.bench.tables.build import Estimate, PairedTest, Row, Table, usual_settings
+from crosel.bench.tables.build import Estimate, PairedTest, ResultsTable, Row, usual_settings
 from crosel.bench.tables.collect import Collection
-from crosel.bench.tables.paper import METRICS, Figure, paper, whole_method
+from crosel.bench.tables.paper import METRICS, PaperFigure, paper, whole_method
 from crosel.errors import UserError
 from crosel.utils.text import choose_from, csv_line, duration
 
@@ -39,7 +39,7 @@ def pick_format(form: str | None, out: Path | None = None) -> str:
     return form or "markdown"
 
 
-def render(tables: Sequence[Table], form: str, notes: Sequence[str] = ()) -> str:
+def render(tables: Sequence[ResultsTable], form: str, notes: Sequence[str] = ()) -> str:
     """All tables in one text. A csv holds nothing but its lines, so notes are left out there."""
     if form == "csv":
         return csv_text(tables)
@@ -51,7 +51,7 @@ def render(tables: Sequence[Table], form: str, notes: Sequence[str] = ()) -> str
     return "\n".join([*map(one, tables), *below, *([""] if below else [])])
 
 
-def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
+def notes_of(tables: Sequence[ResultsTable], collection: Collection) -> list[str]:
     """Lines that belong under the tables: what stands in them, and what was left out."""
     rows = [row for table in tables for row in table.rows]
     lines = []
@@ -90,7 +90,7 @@ def notes_of(tables: Sequence[Table], collection: Collection) -> list[str]:
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def estimate_text(value: Estimate | Figure | None) -> str:
+def estimate_text(value: Estimate | PaperFigure | None) -> str:
     if value is None:
         return ""
     return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")
@@ -108,7 +108,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.removeprefix('method.')}={value_text(value)}" for name, value in settings.items())
 
 
-def usual_text(table: Table) -> str:
+def usual_text(table: ResultsTable) -> str:
     """What holds for the rows that do not say otherwise."""
     usual = usual_settings(table.rows)
     shared = {name: value for found in usual.values() for name, value in found.items()}
@@ -128,7 +128,7 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _columns(table: Table) -> list[Column]:
+def _columns(table: ResultsTable) -> list[Column]:
     """Those in which anything stands."""
     usual = usual_settings(table.rows)
     columns = [
@@ -161,7 +161,7 @@ def _columns(table: Table) -> list[Column]:
     return [column for column in columns if any(map(column.text, table.rows))]
 
 
-def _lines(table: Table, columns: Sequence[Column], escape: Callable[[str], str], bold: str) -> list[list[str]]:
+def _lines(table: ResultsTable, columns: Sequence[Column], escape: Callable[[str], str], bold: str) -> list[list[str]]:
     """The text of every row, column by column; `bold` has a {} for what it makes bold."""
 
     def cell(row: Row, column: Column) -> str:
@@ -175,7 +175,7 @@ def other_data(row: Row) -> str:
     return next((figure.other_data for figure in row.paper.values()), "")
 
 
-def title(table: Table) -> str:
+def title(table: ResultsTable) -> str:
     held_out = f"accuracy on {table.held_out:g} of the training examples, held out" if table.held_out else ""
     return ", ".join(filter(None, (table.dataset, table.rule, held_out)))
 
@@ -189,7 +189,7 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
 
 
-def markdown_table(table: Table) -> str:
+def markdown_table(table: ResultsTable) -> str:
     columns = _columns(table)
     rule = "|".join("---:" if column.right else "---" for column in columns)
     lines = [[column.title for column in columns], *_lines(table, columns, escape_markdown, "**{}**")]
@@ -212,7 +212,7 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
-def latex_table(table: Table) -> str:
+def latex_table(table: ResultsTable) -> str:
     """A table for the booktabs package."""
     columns = _columns(table)
     lines = [[escape_latex(column.title) for column in columns], *_lines(table, columns, escape_latex, r"\textbf{{}}")]
@@ -228,7 +228,7 @@ def latex_table(table: Table) -> str:
 # --- csv ----------------------------------------------------------------------------------------------------------
 
 
-def csv_text(tables: Sequence[Table]) -> str:
+def csv_text(tables: Sequence[ResultsTable]) -> str:
     """One line a row, numbers in full, and the same columns always."""
     numbers = [f"{stem}{metric}{end}" for metric in METRICS for stem in ("", "paper_") for end in ("", "_sd")]
     lines: list[list[Any]] = [[
