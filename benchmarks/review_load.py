@@ -62,7 +62,7 @@ def serve(run: Path | None, n: int, k: int, log: Path, ready: Any) -> None:
     import uvicorn
 
     from crosel.review.app import build_app, listen
-    from crosel.review.load import load_cards
+    from crosel.review.cards import load_cards
 
     listener = listen(0)
     began = time.perf_counter()

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from crosel.bench import expand, read_suite
 from crosel.bench.tables import Estimate, RunSummary, collect, estimate, main_figures
-from crosel.bench.tables.build import group
-from crosel.bench.tables.collect import deciding
+from crosel.bench.tables.build import deciding, group
 from crosel.bench.tables.paper import PaperFigure, paper_cells, reference, whole_method
 from crosel.bench.tables.render import estimate_text
 from crosel.config import RunConfig, build_config

@@ -28,7 +28,6 @@ import crosel.cli.app
 import crosel.config
 import crosel.data.formats
 import crosel.methods
-import crosel.runs.evaluate
 import crosel.runs.folder
 import crosel.runs.pipeline
 import crosel.runs.predict

@@ -33,7 +33,7 @@ from crosel.bench import (
     run_suite,
 )
 from crosel.bench.execution import BenchScreen
-from crosel.bench.local import Process, command, devices, last_line, result_of
+from crosel.bench.executors import Process, command, devices, last_line, result_of
 from crosel.cli.bench import failure_lines, list_lines
 from crosel.errors import Interrupted, UserError
 from crosel.runs.folder import RunFolder
@@ -316,7 +316,7 @@ def test_a_second_ctrl_c_leaves_nothing_running(tmp_path: Path, monkeypatch: pyt
     def tick(progress: BenchScreen) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("crosel.bench.local.start", sleeper)
+    monkeypatch.setattr("crosel.bench.executors.start", sleeper)
     monkeypatch.setattr(BenchScreen, "tick", tick)
     with pytest.raises(KeyboardInterrupt):
         run_suite("digits-tiny", tmp_path, jobs=3)

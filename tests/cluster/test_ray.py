@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from _runs import metrics
 
-from crosel.bench import Options, expand, on_ray, parse_suite, run_one, run_suite
+from crosel.bench import Options, executors, expand, parse_suite, run_one, run_suite
 from crosel.bench.execution import BenchScreen
 from crosel.bench.suite import Suite
 from crosel.errors import UserError
@@ -42,8 +42,8 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "PAUSE", 0.1)
-    monkeypatch.setattr(on_ray, "TICK", 0.1)
+    monkeypatch.setattr(executors, "PAUSE", 0.1)
+    monkeypatch.setattr(executors, "LOOK", 0.1)
 
 
 def workers() -> list[int]:
@@ -104,7 +104,7 @@ def test_asked_to_stop_runs_save_their_state_and_bad_runs_are_reported(tmp_path:
         return asked
 
     progress = BenchScreen(runs, options, quiet=True)
-    results = {r.run.name: r for r in on_ray.run_ray(runs, options, progress, stop)}
+    results = {r.run.name: r for r in executors.run_ray(runs, options, progress, stop)}
     refused, *stopped = (results[run.name] for run in runs)
     assert refused.status == "failed"
     assert "method.warmup is 9" in refused.line
@@ -120,7 +120,7 @@ def test_workers_know_whether_a_network_of_the_users_own_is_trusted(tmp_path: Pa
     (run,) = expand(parse_suite({"base": {**TINY, "method": "cc", "network.name": "math:none"}}, "t", "t.yaml"))
     for trust_code, says in ((False, "is code from outside crosel"), (True, "cannot be imported")):
         options = Options(tmp_path, "cpu", trust_code=trust_code)
-        (result,) = on_ray.run_ray([run], options, BenchScreen([run], options, quiet=True), lambda: False)
+        (result,) = executors.run_ray([run], options, BenchScreen([run], options, quiet=True), lambda: False)
         assert (result.status, says in result.line) == ("failed", True), result.line
 
 
@@ -129,21 +129,21 @@ def test_what_was_delivered_just_before_the_end_comes_home(cluster: Any, tmp_pat
     """What a task returns leaves out what it has sent, so the mailbox must be looked at between its end and ours."""
     run = expand(tiny(1))[0]
     options = Options(tmp_path, "cpu")
-    dispatcher = on_ray.Dispatcher(cluster, options)
+    dispatcher = executors.Dispatcher(cluster, options)
 
-    def deliver_and_end(mailbox: Any) -> tuple[str, str, on_ray.SyncBatch]:
-        put = mailbox.put.remote(on_ray.SyncBatch(run.name, 0, {"labels.csv": b"early"}, ("labels.csv",)))
+    def deliver_and_end(mailbox: Any) -> tuple[str, str, executors.SyncBatch]:
+        put = mailbox.put.remote(executors.SyncBatch(run.name, 0, {"labels.csv": b"early"}, ("labels.csv",)))
         assert not cluster.get(put)
-        return "done", "", on_ray.SyncBatch(run.name, 0, {"done": b""}, ("labels.csv", "done"))
+        return "done", "", executors.SyncBatch(run.name, 0, {"done": b""}, ("labels.csv", "done"))
 
-    dispatcher.tasks[cluster.remote(deliver_and_end).remote(dispatcher.mailbox)] = on_ray.Task(run)
+    dispatcher.tasks[cluster.remote(deliver_and_end).remote(dispatcher.mailbox)] = executors.Task(run)
     try:
         [(task, outcome)] = dispatcher.ended(60, BenchScreen([run], options, quiet=True))
         result = dispatcher.result(task, outcome)
     finally:
         dispatcher.close()
     assert result.status == "done"
-    assert on_ray.read_files(result.folder) == {"labels.csv": b"early", "done": b""}
+    assert executors.read_files(result.folder) == {"labels.csv": b"early", "done": b""}
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -162,6 +162,6 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 def test_files_come_and_go_as_on_the_worker(tmp_path: Path) -> None:
     old, new = "checkpoints/a.safetensors", "checkpoints/b.safetensors"
-    on_ray.write_files(tmp_path, {old: b"1", "config.yaml": b"x"}, [old, "config.yaml"])
-    on_ray.write_files(tmp_path, {new: b"2"}, [new, "config.yaml"])
-    assert on_ray.read_files(tmp_path) == {new: b"2", "config.yaml": b"x"}
+    executors.write_files(tmp_path, {old: b"1", "config.yaml": b"x"}, [old, "config.yaml"])
+    executors.write_files(tmp_path, {new: b"2"}, [new, "config.yaml"])
+    assert executors.read_files(tmp_path) == {new: b"2", "config.yaml": b"x"}

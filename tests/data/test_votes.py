@@ -14,7 +14,7 @@ from crosel.data import DataSettings, draw_candidates
 from crosel.data.columns import guess_kind
 from crosel.data.sources import read_inputs
 from crosel.errors import UserError
-from crosel.utils.limits import MAX_LINE
+from crosel.utils.system import MAX_LINE
 
 VOTES = [("t1", "ann", "cat"), ("t2", "ann", "dog"), ("t1", "bob", "dog"), ("t1", "eve", "cat"), ("t2", "bob", "dog")]
 

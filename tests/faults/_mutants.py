@@ -208,7 +208,7 @@ def commands(run: Path, out: Path, source: Path) -> dict[str, list[object]]:
 def review(run: Path) -> None:
     from crosel.errors import UserError
     from crosel.review.app import build_app
-    from crosel.review.load import load_cards
+    from crosel.review.cards import load_cards
 
     with suppress(UserError):
         build_app(load_cards(run), run / "review.jsonl", "token").state.log.close()

@@ -26,7 +26,7 @@ import crosel
 from crosel.errors import UserError
 from crosel.nn import backbones
 from crosel.nn.backbones import ImageBackbone, open_backbone, read_tensors
-from crosel.review.load import load_cards
+from crosel.review.cards import load_cards
 
 CONFIG = {
     "input_size": (3, 24, 24), "crop_pct": 0.75, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.25,) * 3,

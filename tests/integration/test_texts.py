@@ -204,7 +204,7 @@ def test_report_shows_the_texts(tmp_path: Path, crosel_cli: CroselCli, library: 
     page = (tmp_path / "report.html").read_text()
     assert "purrs and meows, number" in page
     assert "<b>meows</b>" not in page
-    from crosel.review.load import load_cards
+    from crosel.review.cards import load_cards
 
     card = load_cards(run).card(0)
     assert card["text"] == some[0]["text"]

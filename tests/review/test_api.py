@@ -26,11 +26,10 @@ from PIL import Image
 
 from crosel import UserError
 from crosel.report.html import reduced
-from crosel.review import load as load_module
+from crosel.review import cards as load_module
 from crosel.review import serve_review
-from crosel.review.cards import KEYS, OUTSIDE_KEY, SIDE, STATES, Cards, Query, Queue, Sort
+from crosel.review.cards import KEYS, OUTSIDE_KEY, SIDE, STATES, Cards, Query, Queue, Sort, load_cards
 from crosel.review.guard import MAX_BODY
-from crosel.review.load import load_cards
 from crosel.runs.labels import FLAGS
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed, and the test client needs it")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from crosel.bench.execution import BenchScreen, Executor, Options, RunResult, existing_result, run_all, run_one
-from crosel.bench.on_ray import EXECUTORS, find_executor
+from crosel.bench.executors import EXECUTORS, find_executor
 from crosel.bench.search import search_suite
 from crosel.bench.suite import BenchRun, Suite, check_code, check_data, expand, parse_suite, read_suite, suites
 from crosel.errors import UserError

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from crosel.bench.execution import BenchScreen, Options, RunResult, run_all
-from crosel.bench.on_ray import find_executor
+from crosel.bench.executors import find_executor
 from crosel.bench.suite import (
     ORACLE,
     BenchRun,

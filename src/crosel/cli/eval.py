@@ -19,7 +19,7 @@ def evaluate(
     trust_code: Trust = False,
 ) -> None:
     """Measure a run on its own test set, or on another source."""
-    from crosel.runs.evaluate import evaluate_run
+    from crosel.runs.predict import evaluate_run
     from crosel.training.devices import pick_device
 
     result = evaluate_run(run, source, data, pick_device(device), trust_code, set_ or ())

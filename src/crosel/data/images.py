@@ -29,8 +29,7 @@ from crosel.data.embeddings import FOLDER, Embedder
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples, ImageStore, fits_in_memory
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, memory_limit
-from crosel.utils.system import workers
+from crosel.utils.system import check_bytes, memory_limit, workers
 from crosel.utils.text import has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})

@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write, check_own_folder, disk_errors, make_own_folder
-from crosel.utils.limits import check_bytes, memory_limit
 from crosel.utils.reading import load_json, open_plain, read_file
-from crosel.utils.system import lock, processes_here, read_at, sync_folder, workers, write_at
+from crosel.utils.system import check_bytes, lock, memory_limit, processes_here, read_at, sync_folder, workers, write_at
 from crosel.utils.text import gib
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from crosel.errors import UserError
-from crosel.utils.limits import MAX_JSON, MAX_LINE
 from crosel.utils.reading import open_file
+from crosel.utils.system import MAX_JSON, MAX_LINE
 from crosel.utils.text import counted, one_line, quoted
 
 # How pandas writes a first column again that had no name: its index. (Unnamed: 3 may be anything, such as a feature.)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes
+from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, has_control_characters, quoted
 
 MAX_NAME = 1000

@@ -20,7 +20,7 @@ from crosel.data.images import embed_arrays
 from crosel.data.settings import DataSettings
 from crosel.data.texts import embed_texts
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes
+from crosel.utils.system import check_bytes
 
 Array = NDArray[Any]
 

@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from crosel.errors import UserError
-from crosel.utils.limits import check_regular_file
+from crosel.utils.system import check_regular_file
 from crosel.utils.text import did_you_mean, one_line
 
 # Good ones to begin with: name, millions of parameters, what it is good for.

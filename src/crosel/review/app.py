@@ -29,10 +29,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crosel.errors import UserError
 from crosel.report.page import style
-from crosel.review.cards import FEATURES, STATES, Cards, Queue, Sort, State
+from crosel.review.cards import FEATURES, STATES, Cards, Queue, Sort, State, load_cards
 from crosel.review.cards import Query as Wanted
 from crosel.review.guard import Guard
-from crosel.review.load import load_cards
 from crosel.runs.corrections import Decision, DecisionLog, corrections_csv
 from crosel.runs.labels import FLAGS
 from crosel.utils.text import counted

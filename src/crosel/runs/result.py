@@ -38,8 +38,8 @@ from crosel.training.metrics import predictions_per_class, rarely_predicted
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks, predicted_probabilities
 from crosel.utils.files import atomic_write, atomic_write_with
-from crosel.utils.limits import check_bytes
 from crosel.utils.reading import ArraySpec, load_json, read_arrays, read_run_text
+from crosel.utils.system import check_bytes
 from crosel.utils.text import one_line, some_of
 
 logger = logging.getLogger(__name__)

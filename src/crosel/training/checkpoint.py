@@ -27,8 +27,8 @@ from torch import Tensor
 from crosel.errors import UserError
 from crosel.training.callbacks import check_row
 from crosel.utils.files import atomic_write, check_own_folder, disk_errors
-from crosel.utils.limits import check_bytes
 from crosel.utils.reading import open_file
+from crosel.utils.system import check_bytes
 
 _STATE: dict[str, Any] = {
     "epoch": int, "step": int, "rows": list, "seconds": (int, float), "device": str, "data": str, "candidates": str,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, memory_limit
+from crosel.utils.system import check_bytes, memory_limit
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosel.bench.tables.build import Estimate, PairedTest, ResultsTable, Row, build, estimate, paired_t_test
-from crosel.bench.tables.collect import Collection, RunSummary, collect
+from crosel.bench.tables.build import (
+    Collection,
+    Estimate,
+    PairedTest,
+    ResultsTable,
+    Row,
+    RunSummary,
+    build,
+    collect,
+    estimate,
+    paired_t_test,
+)
 from crosel.bench.tables.paper import main_figures, paper
 from crosel.bench.tables.render import notes_of, pick_format, render
 from crosel.errors import UserError

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosel.bench.tables.build import Estimate, PairedTest, ResultsTable, Row, usual_settings
-from crosel.bench.tables.collect import Collection
+from crosel.bench.tables.build import Collection, Estimate, PairedTest, ResultsTable, Row, usual_settings
 from crosel.bench.tables.paper import METRICS, PaperFigure, paper, whole_method
 from crosel.errors import UserError
 from crosel.utils.text import choose_from, csv_line, duration

@@ -15,7 +15,7 @@ from crosel.data.formats.label_studio import LabelStudio
 from crosel.data.formats.mat import Mat
 from crosel.data.formats.npz import Npz
 from crosel.errors import UserError
-from crosel.utils.limits import check_regular_file
+from crosel.utils.system import check_regular_file
 
 __all__ = ["FORMATS", "Chunk", "Format", "InputSpec", "array_chunks", "find_format", "published_formats"]
 

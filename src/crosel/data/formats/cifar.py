@@ -19,7 +19,7 @@ from crosel.data.formats.base import Format
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes, check_regular_file
+from crosel.utils.system import check_bytes, check_regular_file
 from crosel.utils.text import one_line, quoted
 
 GET_AGAIN = "remove the folder and get the published files again: crosel data get"

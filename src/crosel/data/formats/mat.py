@@ -15,7 +15,7 @@ from crosel.data.formats.base import Chunk, Format, InputSpec, array_chunks
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes
+from crosel.utils.system import check_bytes
 from crosel.utils.text import one_line
 
 

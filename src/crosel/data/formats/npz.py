@@ -23,7 +23,7 @@ from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.data.votes import Inputs, join_inputs
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
-from crosel.utils.limits import check_bytes
+from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, one_line
 
 _SAVE_X = "; save the inputs under this name"

@@ -36,7 +36,7 @@ from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import Inputs, long_votes, score_table, wide_votes
 from crosel.errors import UserError
-from crosel.utils.limits import check_bytes
+from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, quoted, some_of
 
 logger = logging.getLogger(__name__)
