@@ -6,8 +6,8 @@ checks them against torch in double precision. (On a CPU: TRITON_INTERPRET=1 and
 
 Images [N, C, H, W] in channels-last layout are a matrix of N·H·W rows, and each of the nine taps adds the product of
 rows, moved by the tap, with the tap's weights. The width of a tile is the sum of two powers of two: 128 + 32 divides
-the 160, 320 and 640 channels of WRN-34-10, which no power of two above 32 does. Gradients of weights are summed in
-parts, by a fixed number of programs, and the parts in a fixed order. With BOXES the card's copy engine fetches the rows.
+the 160, 320 and 640 channels of WRN-34-10, which no larger power of two than 32 does. Gradients of weights are summed
+in parts, by a fixed number of programs, and the parts in a fixed order. With BOXES the copy engine fetches the rows.
 """
 
 # mypy: ignore-errors
@@ -201,22 +201,54 @@ def tilings(what: str, inputs: int, outputs: int) -> list[dict[str, int]]:
 
 
 def compute(what: str, x: Tensor, weight: Tensor, grad: Tensor, tiles: dict[str, int]) -> Tensor:
-    """What `torch.ops.aten.convolution` and its backward function compute, without bias."""
-    outputs, inputs = weight.shape[:2]
-    side, rows = x.shape[2], x.shape[0] * x.shape[2] * x.shape[3]
+    """What `torch.ops.aten.convolution` and its backward function compute, without bias. Of x and grad only what is
+    needed is looked at."""
     if what == "wgrad":
         return _weight_gradient(x, weight, grad, tiles)
     source = grad if what == "dgrad" else x
     if "BOXES" in tiles:
         return _by_boxes(what, source, weight, tiles)
-    depth, width = (outputs, inputs) if what == "dgrad" else (inputs, outputs)
-    out = torch.empty_like(x if what == "dgrad" else grad)
+    outputs, inputs = weight.shape[:2]
+    n, depth, side, _ = source.shape
+    width = inputs if what == "dgrad" else outputs
+    rows = n * side * side
+    out = source.new_empty(n, side, side, width).permute(0, 3, 1, 2)
     step = (
         {"IN": 9 * inputs, "OUT": 1, "FLIP": True} if what == "dgrad" else {"IN": 1, "OUT": 9 * inputs, "FLIP": False}
     )
     grid = -(-rows // tiles["BLOCK_M"]) * -(-width // (tiles["FIRST"] + tiles["SECOND"]))
     products[(grid,)](source, weight, out, rows, SIDE=side, INPUTS=depth, OUTPUTS=width, TAP=inputs, **step, **tiles)
     return out
+
+
+class Convolution(torch.autograd.Function):
+    """A 3x3 convolution of stride 1 of which each of forward, dgrad and wgrad has tiles in `plan`, or is torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: dict[str, dict[str, int]]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.plan = plan
+        if "forward" in plan:
+            return compute("forward", x, weight, x, plan["forward"])
+        return torch.ops.aten.convolution(x, weight, None, *_HOW)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        ours = [what in ctx.plan for what in ("dgrad", "wgrad")]
+        mask = [ctx.needs_input_grad[i] and not ours[i] for i in range(2)]
+        theirs: Sequence[Tensor | None] = (None, None)
+        if any(mask):
+            theirs = torch.ops.aten.convolution_backward(grad, x, weight, None, *_HOW, [*mask, False])[:2]
+        found = [
+            compute(what, x, weight, grad, ctx.plan[what]) if ours[i] and ctx.needs_input_grad[i] else theirs[i]
+            for i, what in enumerate(("dgrad", "wgrad"))
+        ]
+        return found[0], found[1], None
+
+
+_HOW = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
 def _by_boxes(what: str, source: Tensor, weight: Tensor, tiles: dict[str, int]) -> Tensor:
@@ -296,6 +328,23 @@ def check(device: torch.device) -> None:
                     raise UserError(f"{what} with tiles {tiles} differs by {difference:.1e}")
 
 
+def check_gradients(device: torch.device) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x, weight, grad = _random(4, 64, 64, 8, device, dtype)
+    passes = ("forward", "dgrad", "wgrad")
+    tiles = {what: tilings(what, 64, 64)[0] for what in passes}
+    found = []
+    for plan in (tiles, {}, {"dgrad": tiles["dgrad"]}, {"wgrad": tiles["wgrad"]}):
+        leaves = [t.clone().requires_grad_() for t in (x, weight)]
+        out = Convolution.apply(*leaves, plan)
+        out.backward(grad)
+        found.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            if not float((a - b).norm() / b.norm()) < 4e-3:
+                raise UserError("gradients of the autograd function differ")
+
+
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("--device", default="cuda")
@@ -304,6 +353,7 @@ def main() -> None:
     if not usable(device):
         raise UserError("there is no Triton here, or no card; with Triton, TRITON_INTERPRET=1 runs it on a CPU")
     check(device)
+    check_gradients(device)
 
 
 if __name__ == "__main__":

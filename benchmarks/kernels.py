@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py --case "wrn-34-10 64" --out results/speed/kernels-wrn-34-10.json
 
-Three parts, each of which can be left out with --parts:
+Four parts, each of which can be left out with --parts:
 
 - profile: the recorded step as it is trained, and with one network after the other, so that no kernel disturbs
   another. Every kernel with its count and time, groups of kernels, how long how many kernels run at once, and the
@@ -12,6 +12,7 @@ Three parts, each of which can be left out with --parts:
   which cuDNN may choose its kernel (its second heuristic, a search) run in processes of their own, because torch keeps
   a choice until the process ends.
 - triton: 3x3 convolutions as `implicit_gemm.py` computes them.
+- steps: the whole step with cuDNN's other choices, and with Triton's convolutions where they were faster.
 
 Every time is of graph replays over several sets of random inputs, as many as do not fit into the card's cache. On a
 CPU (a small network: --case "wrn-10-1 4" --device cpu) there is no profile, and times mean nothing.
@@ -34,6 +35,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from record import Arguments, chosen, count, end_with, save
@@ -44,12 +46,14 @@ from variants import off
 from crosel.data import Dataset
 from crosel.errors import UserError
 from crosel.nn import fused
+from crosel.nn.casts import Conv2d, shared_cast
 from crosel.nn.networks import ResidualNetwork
 from crosel.training.devices import pick_device
 
-PARTS = ("profile", "convolutions", "triton")
+PARTS = ("profile", "convolutions", "triton", "steps")
 REPLAYS = 5  # of a step, in a profile
 SETS_BYTES, MOST_SETS = 192 << 20, 6  # inputs to take turns, three times the cache of a large card
+HEURISTIC_B = {"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"}  # torch reads it once in a process
 SEARCHED = 20  # kernels that cuDNN tries for one convolution, where it searches
 GROUPS = (  # the first that fits
     ("batch norm: moments", r"^moments"),
@@ -420,16 +424,16 @@ def name_kernels(done: Sequence[Trial], rows: Sequence[dict[str, Any]], chosen_b
         ]  # fmt: skip
 
 
-def elsewhere(
-    wanted: Sequence[Trial], chosen_by: str, limit: float, device: torch.device, environment: dict[str, str]
-) -> list[dict[str, Any]]:
-    """The same in a process of its own, in which cuDNN has chosen nothing yet."""
+def elsewhere(work: Callable[..., Any], *arguments: Any, environment: dict[str, str] | None = None) -> Any:
+    """The result of a function that runs in a process of its own, in which cuDNN has chosen nothing yet; or its error,
+    because the other parts are worth having without it."""
+    environment = environment or {}
     os.environ.update(environment)
     try:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(try_all, wanted, chosen_by, limit, device).result()
-    except Exception as error:  # the other parts are worth having without it
-        return [{"chosen_by": chosen_by, "error": "".join(traceback.format_exception_only(error)).strip()}]
+            return pool.submit(work, *arguments).result()
+    except Exception as error:
+        return "".join(traceback.format_exception_only(error)).strip()
     finally:
         for name in environment:
             os.environ.pop(name, None)
@@ -441,11 +445,13 @@ def convolutions(convs: Counter[Conv], batch: int, limit: float, device: torch.d
     free(device)
     in_step = {use for conv in convs for use in uses(conv, batch)}
     as_is = [t for t in wanted if t.padded == 1 and (t.what, t.batch) in in_step]
-    rows += elsewhere(
-        [trial for trial in as_is if trial.deterministic],
-        "heuristic B", 0.2 * limit, device, {"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"},
-    )  # fmt: skip
-    rows += elsewhere(as_is, "search", 0.4 * limit, device, {})
+    others = {
+        "heuristic B": ([trial for trial in as_is if trial.deterministic], 0.2 * limit, HEURISTIC_B),
+        "search": (as_is, 0.4 * limit, {}),
+    }
+    for chosen_by, (some, seconds_left, environment) in others.items():
+        found = elsewhere(try_all, some, chosen_by, seconds_left, device, environment=environment)
+        rows += [{"chosen_by": chosen_by, "error": found}] if isinstance(found, str) else found
     return rows
 
 
@@ -494,6 +500,85 @@ def by_triton(convs: Counter[Conv], batch: int, limit: float, device: torch.devi
                 except Exception as error:  # of Triton's compiler, say: registers, shared memory
                     row["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:200]}"
     return rows
+
+
+# --- whole steps ----------------------------------------------------------------------------------------------------
+
+
+def step_ms(network: str, batch: int, device: torch.device, search: bool, deterministic: bool) -> dict[str, float]:
+    """Milliseconds of a step as trained, but for how cuDNN chooses."""
+
+    def choice(_: torch.device) -> Any:
+        return flags(Trial(Conv(0, 0, 0, 1, 0), "", 0, deterministic), search)
+
+    with (
+        mock.patch("crosel.training.devices.deterministic_cudnn", choice),
+        mock.patch("crosel.training.step.deterministic_cudnn", choice),
+    ):
+        return step_here(network, batch, device)
+
+
+def step_here(network: str, batch: int, device: torch.device) -> dict[str, float]:
+    steps = Steps(open_session(images(None, 50 * batch), network, batch, "crosel", FAST, device))
+    start = time.perf_counter()
+    turns, repeats = (6, 20) if device.type == "cuda" else (1, 1)
+    for i in range(turns):  # choice of kernels, compilation, recording
+        steps(i)
+    wait(device)
+    first = time.perf_counter() - start
+    return {"first_steps_s": first, "ms": statistics.median(1e3 * seconds(steps, device, repeats) for _ in range(3))}
+
+
+def faster_by_triton(convs: Counter[Conv], batch: int, result: dict[str, Any]) -> dict[Conv, dict[str, dict[str, int]]]:
+    """The tiles of each convolution for what Triton computes faster than cuDNN's first choice; all that ran, if nothing
+    of cuDNN was timed."""
+    plans: dict[Conv, dict[str, dict[str, int]]] = {}
+    for conv in convs:
+        for what in ("forward", "dgrad", "wgrad"):
+            rows = [r for r in result.get("triton", []) if "ms" in r and (r["conv"], r["what"]) == (str(conv), what)]
+            now = {"padded": 1, "deterministic": True, "chosen_by": "first choice"}
+            limit = best(result.get("convolutions", []), conv, what, 3 * batch, **now)
+            if rows and (limit is None or min(row["ms"] for row in rows) < limit):
+                plans.setdefault(conv, {})[what] = min(rows, key=lambda row: row["ms"])["tiles"]
+    return plans
+
+
+def with_triton(plans: dict[Conv, dict[str, dict[str, int]]]) -> Any:
+    """Convolutions go by their plans inside this block."""
+    import implicit_gemm
+
+    usual = Conv2d.forward
+
+    def forward(self: Conv2d, x: Tensor) -> Tensor:
+        plan = plans.get(Conv(self.in_channels, self.out_channels, self.kernel_size[0], self.stride[0], x.shape[2]))
+        if plan is None or not x.is_contiguous(memory_format=torch.channels_last):
+            return usual(self, x)
+        weight = shared_cast(self.weight)
+        if x.dtype != weight.dtype or not weight.is_contiguous(memory_format=torch.channels_last):
+            raise UserError(f"a weight is {weight.dtype}, {weight.stride()}, and its input {x.dtype}")
+        return implicit_gemm.Convolution.apply(x, weight, plan)
+
+    return mock.patch.object(Conv2d, "forward", forward)
+
+
+def whole_steps(
+    network: str, batch: int, convs: Counter[Conv], result: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    out: dict[str, Any] = {"as trained": step_here(network, batch, device)}
+    plans = faster_by_triton(convs, batch, result)
+    if plans:
+        try:
+            with with_triton(plans):
+                out["Triton where faster"] = step_here(network, batch, device)
+        except Exception as error:
+            out["Triton where faster"] = str(error)
+        out["plans"] = {str(conv): plan for conv, plan in plans.items()}
+    out["as trained, again"] = step_here(network, batch, device)
+    case = (network, batch, device)
+    out["heuristic B"] = elsewhere(step_ms, *case, False, True, environment=HEURISTIC_B)
+    out["first choice, not deterministic"] = elsewhere(step_ms, *case, False, False)
+    out["search"] = elsewhere(step_ms, *case, True, True)
+    return out
 
 
 # --- what follows ---------------------------------------------------------------------------------------------------
@@ -578,7 +663,13 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             f"  {conv:20s} {what:7s} {batch:3d} {first['ms'] * 1e3:6.0f} us {first['tflops']:4.0f} TFLOP/s "
             f"{first['tflops'] / ceiling:4.0%} {way(first)} {names}{'; us: ' if others else ''}{others}"
         )
-    failed = Counter(row["error"] for part in PARTS[1:] for row in result.get(part, []) if "error" in row)
+    for form, found in result.get("steps", {}).items():
+        if form != "plans":
+            said = found if isinstance(found, str) else f"{found['ms']:.2f} ms, first {found['first_steps_s']:.0f} s"
+            yield f"  a step of both networks, {form}: {said}"
+    failed = Counter(
+        row["error"] for part in ("convolutions", "triton") for row in result.get(part, []) if "error" in row
+    )
     yield from (f"  {number} failed: {error}" for error, number in failed.most_common(5))
     yield from (f"  {what}: {ms:.2f} ms" for what, ms in result.get("convolutions of a step", {}).items())
 
@@ -635,6 +726,8 @@ def main() -> None:
             result[part] = profiled_steps(data, network, int(batch), device)
         elif part == "convolutions":
             result[part] = convolutions(convs, int(batch), options.seconds, device)
+        elif part == "steps":
+            result[part] = whole_steps(network, int(batch), convs, result, device)
         else:
             result[part] = by_triton(convs, int(batch), options.seconds, device)
         free(device)
