@@ -327,7 +327,8 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
     path = [*prefix, *(str(part) for part in first["loc"])]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
-        if prefix == ["method"] and len(path) == 2 and (owners := _methods_with(path[1])):
+        owners = [name for name, method in methods().items() if path[-1] in method.Settings.model_fields]
+        if prefix == ["method"] and len(path) == 2 and owners:
             return f"unknown setting '{name}' of method '{tree['method']['name']}'; it belongs to {', '.join(owners)}"
         if groups := [group for group in RunConfig.model_fields if path[-1] in _known_names([group], tree)]:
             there = " or ".join(f"'{group}.{path[-1]}'" for group in groups)
@@ -345,10 +346,6 @@ def _explain(error: ValidationError, prefix: list[str], tree: Mapping[str, Any])
         return f"setting '{name}' is a group; name one setting of it, as in {name}.{_known_names(path, tree)[0]}"
     message = _PLAIN.get(first["type"], message)
     return f"setting '{name}': {message[0].lower() + message[1:]}{shown}"
-
-
-def _methods_with(setting: str) -> list[str]:
-    return [name for name, method in methods().items() if setting in method.Settings.model_fields]
 
 
 def _known_names(path: list[str], tree: Mapping[str, Any]) -> list[str]:

@@ -244,19 +244,15 @@ def _study(folder: Path, search: Search, score: str, config: RunConfig) -> Any:
         "space": {name: repr(values) for name, values in search.space.items()}, "score": score,
         "held_out": search.held_out, "seed": search.seed, "config": config.model_dump(mode="json"),
     }  # fmt: skip
-    before = study.user_attrs.get("search")
-    if before is None:
+    if "search" not in study.user_attrs:
         study.set_user_attr("search", json.dumps(identity, sort_keys=True))
-    elif _as_now(json.loads(before)) != json.loads(json.dumps(identity)):
+    before = json.loads(study.user_attrs["search"])
+    before["config"] = check_config(before["config"]).model_dump(mode="json")  # with settings as they are called today
+    if before != json.loads(json.dumps(identity)):
         raise UserError(
             f"{folder.parent} contains another search (other settings, space or score); choose another --out"
         )
     return study
-
-
-def _as_now(identity: dict[str, Any]) -> dict[str, Any]:
-    """Of a search, with settings as they are called today."""
-    return identity | {"config": check_config(identity["config"]).model_dump(mode="json")}
 
 
 def _trials(study: Any, lines: Mapping[int, str]) -> list[Trial]:

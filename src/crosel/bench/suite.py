@@ -54,24 +54,17 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One combination of choices: all it sets, and its labels."""
-
-    settings: Settings
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Part:
     base: Mapping[str, Any]
     axes: tuple[tuple[Choice, ...], ...]
 
-    def variants(self) -> Iterator[Variant]:
+    def variants(self) -> Iterator[tuple[Settings, tuple[str, ...]]]:
+        """All it sets, and the labels, of each combination of choices."""
         for choices in product(*self.axes):
             settings = dict(self.base)
             for choice in choices:
                 settings.update(choice.settings)
-            yield Variant(settings, tuple(choice.label for choice in choices if choice.label))
+            yield settings, tuple(choice.label for choice in choices if choice.label)
 
 
 @dataclass(frozen=True)
@@ -149,9 +142,9 @@ def expand(
     """The runs of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says; with
     `only`, a shell-style pattern or several, those whose names match one of them."""
     suite, extra, runs = with_seeds(suite, seeds), tuple(settings), dict[str, BenchRun]()
-    for variant in (variant for part in suite.parts for variant in part.variants()):
+    for tree, labels in (variant for part in suite.parts for variant in part.variants()):
         for seed in suite.seeds:
-            run = _run(suite.place, variant, seed, data_dir, extra)
+            run = _run(suite.place, tree, labels, seed, data_dir, extra)
             if run.name in runs:
                 raise UserError(
                     f"{suite.place}: two runs have the name {run.name}; put the settings that tell them apart in a grid"
@@ -226,15 +219,16 @@ def with_seeds(suite: Suite, seeds: int | Sequence[int] | None) -> Suite:
     return suite if seeds is None else replace(suite, seeds=_seeds(seeds, "seeds"))
 
 
-def _run(place: str, variant: Variant, seed: int, data_dir: Path | None, extra: tuple[str, ...]) -> BenchRun:
-    tree = variant.settings
+def _run(
+    place: str, tree: Settings, labels: Iterable[str], seed: int, data_dir: Path | None, extra: tuple[str, ...]
+) -> BenchRun:
     source, method, rule, preset = (tree.get(flag) for flag in ("source", "method", "candidates", "preset"))
     method = str(method or "crosel")
     if not isinstance(source, str):
         raise UserError(f"{place}: 'source' is missing in base; give what to train on, as in source: digits")
     if preset is not None:
         preset = str(preset).replace("{source}", source).replace("{method}", method)
-    name = run_name(source, rule, method, variant.labels, seed)
+    name = run_name(source, rule, method, labels, seed)
     filled = {key: seed if value == "{seed}" else value for key, value in tree.items() if key not in _FLAGS}
     sets = [f"{key}={_text(value)}" for key, value in filled.items()] + list(extra)
     if not any(item.startswith("train.folds=") for item in sets):

@@ -127,13 +127,9 @@ def guess_kind(
     hint = f"If {quoted(name)} says which example a row is about, call it 'id'. " if name else ""
     raise UserError(
         f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates'{near} or 'label', or an 'id' or "
-        f"'path' with votes or scores next to it; it has {_some_names(header)}. "
+        f"'path' with votes or scores next to it; it has {some_of([quoted(name) for name in header], SHOWN)}. "
         f"{hint}If some are annotators: {NAME_THEM}"
     )
-
-
-def _some_names(header: Sequence[str]) -> str:
-    return some_of([quoted(name) for name in header], SHOWN)
 
 
 def _id_column(header: Sequence[str], columns: Sequence[int], rows: Sequence[Sequence[str]]) -> str:

@@ -186,7 +186,9 @@ class Embedder:
 
         def flush() -> None:
             if waiting:
-                store.add(list(waiting), self.encoder.encode(_stacked(list(waiting.values()))))
+                examples: Any = list(waiting.values())
+                together = np.stack(examples) if isinstance(examples[0], np.ndarray) else examples
+                store.add(list(waiting), self.encoder.encode(together))
                 waiting.clear()
 
         with closing(store), ThreadPoolExecutor(workers()) as pool:
@@ -210,10 +212,6 @@ class Embedder:
             if keys:
                 out[list(keys)] = store.rows(list(keys.values()))
         return out, failed
-
-
-def _stacked(examples: list[Any]) -> Any:
-    return np.stack(examples) if isinstance(examples[0], np.ndarray) else examples
 
 
 def _ahead(pool: Executor, work: Callable[[int], Any], rows: Iterable[int], most: int) -> Iterator[Future[Any]]:

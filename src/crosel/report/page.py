@@ -188,10 +188,6 @@ def _foot(runs: Sequence[Run]) -> str:
     return f"<p>{by}</p>{''.join(commands)}"
 
 
-def source_names(runs: Sequence[Run]) -> str:
-    return ", ".join(dict.fromkeys(escape(run.source_name) for run in runs))
-
-
 # --- several runs: a table, shared curves, labels that differ, and the galleries of each run ------------------------
 
 DISAGREEMENTS = 24
@@ -213,7 +209,7 @@ def comparison_page(runs: Sequence[Run], inputs: Sequence[Inputs], ids: count[in
         body += section(escape(run.name), _details(run, x, ids), escape(run.method_title), f"run-{i + 1}")
         names.append((f"run-{i + 1}", escape(run.name)))
     notices = "".join(notice(run, run.name) for run in runs)
-    title = f"{len(runs)} runs on {source_names(runs)}"
+    title = f"{len(runs)} runs on {', '.join(dict.fromkeys(escape(run.source_name) for run in runs))}"
     return page(title, " · ".join(escape(run.name) for run in runs), notices + contents(body, names) + body, runs)
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stderr
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ def export_run(run: Path | str, to: str, out: Path | str, trust_code: bool = Fal
             model = onnx_model(program, who, description["input"]["name"], content)
             atomic_write_with(out, lambda stream: stream.write(model))
         else:
-            atomic_write_with(out, lambda stream: _save_program(program, stream, content))
+            extra = {DESCRIPTION: content}
+            atomic_write_with(out, lambda stream: torch.export.save(program, stream, extra_files=extra))
     return description
 
 
@@ -186,10 +187,6 @@ def innermost_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _save_program(program: ExportedProgram, stream: IO[bytes], description: str) -> None:
-    torch.export.save(program, stream, extra_files={DESCRIPTION: description})
 
 
 @contextmanager

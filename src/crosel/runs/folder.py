@@ -220,7 +220,7 @@ class RunFolder:
             logger.info(f"no {'good ' if found.damaged else ''}checkpoint yet; starting from the beginning")
         elif not self.is_done:
             logger.info(f"continuing after epoch {p.epoch}" + (f", step {p.step}" if p.step else ""))
-        write_metrics(self / "metrics.jsonl", p.rows)
+        atomic_write(self / "metrics.jsonl", "".join(map(_line, p.rows)))
 
     def check_unchanged(self, config: RunConfig, state: Mapping[str, Any]) -> None:
         """config.yaml may have been edited or damaged since the checkpoint was written."""
@@ -424,10 +424,6 @@ def read_metrics(path: Path) -> list[Row]:
                 f"{path}, line {number}: not a row of metrics; it is written anew by: crosel train --resume --out RUN"
             ) from None
     return rows
-
-
-def write_metrics(path: Path, rows: Sequence[Row]) -> None:
-    atomic_write(path, "".join(map(_line, rows)))
 
 
 def _line(row: Row) -> str:

@@ -46,7 +46,10 @@ class Optimiser:
         self._cuda = device.type == "cuda"
         # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
         # gradient out like its parameter only where that has no gaps.
-        self.fused = self._cuda or all(p.is_contiguous() or _channels_last(p) for p in self.parameters)
+        self.fused = self._cuda or all(
+            p.is_contiguous() or (p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last))
+            for p in self.parameters
+        )
         # A learning rate on the device can change without a new recording of the step.
         self._lr: Any = torch.tensor(settings.lr, device=device) if self._cuda else settings.lr
 
@@ -114,10 +117,6 @@ def restore_optimiser(optimiser: Optimiser, module: nn.Module, tensors: Mapping[
     check_compatible({name: tensors[name] for name in state if name in tensors}, state)
     for name, now in state.items():
         now.copy_(tensors[name])
-
-
-def _channels_last(t: Tensor) -> bool:
-    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
 # --- muon -----------------------------------------------------------------------------------------------------------

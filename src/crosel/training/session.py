@@ -119,7 +119,9 @@ class Session:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Hashes that tie a checkpoint to the data and the candidate sets of its run."""
-        found = {"data": self.data.fingerprint, "candidates": candidates_digest(self.data)}
+        assert self.data.candidates is not None
+        sets = hashlib.sha256(np.packbits(self.data.candidates).tobytes()).hexdigest()[:16]
+        found = {"data": self.data.fingerprint, "candidates": sets}
         if self.method.log_weights is not None:
             assert self.data.weights is not None
             found["weights of candidates"] = hashlib.sha256(np.ascontiguousarray(self.data.weights).data).hexdigest()[
@@ -181,11 +183,6 @@ class Session:
             saved.state["epoch"], step, saved.state["rows"],
             {name: value.to(self.device) for name, value in sums.items()}, seconds, saved.state.get("parts", 1),
         )  # fmt: skip
-
-
-def candidates_digest(data: Dataset) -> str:
-    assert data.candidates is not None
-    return hashlib.sha256(np.packbits(data.candidates).tobytes()).hexdigest()[:16]
 
 
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -132,8 +132,10 @@ class Ranks(World):
         if len(values) < width:
             values = torch.cat([values, values.new_zeros(width - len(values), *values.shape[1:])])
         out = values.new_empty(self.size * width, *values.shape[1:])
+        dist: Any = torch.distributed
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # newer name, older name
         with self._collective("all_gather", values):
-            _all_gather_op()(out, values.contiguous())
+            gather(out, values.contiguous())
         if total == len(out):
             return out
         sizes = [shard_slice(rank, self.size, total) for rank in range(self.size)]
@@ -237,13 +239,6 @@ class Ranks(World):
                 f"rank {self.rank} of {self.size}: another rank has ended or cannot be reached "
                 f"({reason[-1] if reason else 'no message'}); the last checkpoint is intact; continue with --resume"
             ) from None
-
-
-def _all_gather_op() -> Callable[[Tensor, Tensor], Any]:
-    """Newer releases of torch have another name for it."""
-    dist: Any = torch.distributed
-    found: Callable[[Tensor, Tensor], Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    return found
 
 
 class _AllGather(torch.autograd.Function):

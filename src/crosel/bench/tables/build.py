@@ -125,12 +125,13 @@ def _build_row(members: Sequence[RunSummary], shown: set[str], beside: Reference
         value = run.last.get(key)
         return 100 * float(value) if isinstance(value, int | float) else None
 
+    names = sorted(shown, key=lambda name: (not name.startswith("method."), name))  # those of the method first
     metrics = {name: mean(metric(run, key) for run in members) for name, key in _KEYS.items()}
     accuracies = {run.seed: metric(run, _KEYS["accuracy"]) for run in members}
     memory = [run.peak_memory_mib for run in members if run.peak_memory_mib is not None]
     return Row(
         first.method,
-        {name: first.settings.get(name, REMOVED.get(name)) for name in sorted(shown, key=_settings_order)},
+        {name: first.settings.get(name, REMOVED.get(name)) for name in names},
         first.network,
         first.epochs,
         tuple(run.seed for run in members),
@@ -173,10 +174,6 @@ def _sortable(value: Any) -> tuple[int, float, str]:
     if isinstance(value, int | float):
         return 0, float(value), ""
     return 1, 0.0, str(value)
-
-
-def _settings_order(name: str) -> tuple[bool, str]:
-    return not name.startswith("method."), name
 
 
 # --- means, deviations and the paired t-test ------------------------------------------------------------------------
@@ -339,7 +336,7 @@ def read_run(path: Path) -> RunSummary:
         ) from None
     return RunSummary(
         path,
-        printable(Path(source).name),
+        " ".join(Path(source).name.encode("utf-8", "backslashreplace").decode().split()),  # one line of UTF-8
         str(settings.get("candidates") or ""),
         method,
         seed,
@@ -351,11 +348,6 @@ def read_run(path: Path) -> RunSummary:
         max(memory) if memory else None,
         hardware(read_environment(path / "environment.json")),
     )
-
-
-def printable(name: str) -> str:
-    """A file's name on one line, as UTF-8, whatever its bytes."""
-    return " ".join(name.encode("utf-8", "backslashreplace").decode().split())
 
 
 def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
