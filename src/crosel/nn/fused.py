@@ -39,6 +39,7 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
     kernels = None  # type: ignore[assignment]
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
+_LAST_FIRST = True  # whether a kernel that reads rows again begins with those that were read last
 MAX_PARTS = 3  # that the kernels know of
 _all_counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
@@ -149,7 +150,7 @@ class _FusedNormReLU(torch.autograd.Function):
         )  # fmt: skip
         kernels.gradient_input[plan.grid](
             *common, grad_total, sums, grad, *plan.bounds, ctx.norm.eps,
-            HAS_SKIP=grad_total is not None, PARTS=len(plan.rows), **plan.how,
+            HAS_SKIP=grad_total is not None, PARTS=len(plan.rows), LAST_FIRST=_LAST_FIRST, **plan.how,
         )  # fmt: skip
         return grad, grad if ctx.has_residual else None, None, grad_weight, grad_bias
 
@@ -213,7 +214,9 @@ def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _La
 
 def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNorm2d, plan: _Launch) -> Tensor:
     out = torch.empty_like(x)
-    kernels.normalise_relu[plan.grid](x, mean, var, norm.weight, norm.bias, out, *plan.bounds, norm.eps, **plan.how)
+    kernels.normalise_relu[plan.grid](
+        x, mean, var, norm.weight, norm.bias, out, *plan.bounds, norm.eps, LAST_FIRST=_LAST_FIRST, **plan.how
+    )
     return out
 
 

@@ -3,6 +3,7 @@
 A program takes `STEPS` times `BLOCK_R` rows of `BLOCK_C` channels. In the kernels that sum over all rows each program
 leaves its partial sums in memory and draws a ticket; the one with the last ticket adds the partial sums up, in a fixed
 order. How much a program takes is known when a kernel is compiled: forms with a loop of unknown length were slower.
+The kernels that then read the same rows again may begin with the last ones (LAST_FIRST), which are still in the cache.
 
 The rows may be up to three parts, each with moments of its own: rows before `row1`, before `row2`, before `rows`. No
 program takes rows of two parts: programs before `program1` are the first part's, those before `program2` the second's.
@@ -134,7 +135,7 @@ def _channel_values(mean, var, weight, bias, part, channels, channel, inside, ep
 @_kernel
 def normalise_relu(
     x, mean, var, weight, bias, out, row1, row2, rows, program1, program2, channels, eps,
-    STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    LAST_FIRST: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """max(0, (x - mean) / sqrt(var + eps) · weight + bias)."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -142,7 +143,8 @@ def normalise_relu(
     part = _part_of_program(program1, program2)
     begin, end, start, _ = _part_bounds(part, row1, row2, rows, program1, program2)
     centre, scale, w, b = _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps)
-    for step in range(STEPS):
+    for index in range(STEPS):
+        step = STEPS - 1 - index if LAST_FIRST else index
         at, mask = _block_offsets(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(out + at, tl.maximum((value - centre) * scale * w + b, 0.0), mask=mask)
@@ -198,7 +200,7 @@ def gradient_sums(
 def gradient_input(
     x, grad_out, mean, var, weight, bias, skip, sums, grad,
     row1, row2, rows, program1, program2, channels, eps,
-    HAS_SKIP: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SKIP: tl.constexpr, PARTS: tl.constexpr, LAST_FIRST: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """weight / sqrt(var + eps) · (gradient - its mean - value · mean(gradient · value)), plus the skip's gradient."""
@@ -210,7 +212,8 @@ def gradient_input(
     own = part * channels + channel
     mean_grad = tl.load(sums + own, mask=inside, other=0.0)[None, :] / (end - begin)
     mean_product = tl.load(sums + PARTS * channels + own, mask=inside, other=0.0)[None, :] / (end - begin)
-    for step in range(STEPS):
+    for index in range(STEPS):
+        step = STEPS - 1 - index if LAST_FIRST else index
         at, mask = _block_offsets(step, begin, end, start, channels, channel, inside, STEPS, BLOCK_R)
         value, cut = _relu_gradient(x, grad_out, at, mask, centre, scale, w, b)
         out = w * scale * (cut - mean_grad - value * mean_product)
