@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py --case "wrn-34-10 64" --out results/speed/kernels-wrn-34-10.json
 
-Four parts, each of which can be left out with --parts:
+Five parts, each of which can be left out with --parts:
 
 - profile: the recorded step as it is trained, and with one network after the other, so that no kernel disturbs
   another. Every kernel with its count and time, groups of kernels, how long how many kernels run at once, and the
@@ -11,6 +11,7 @@ Four parts, each of which can be left out with --parts:
   (wgrad), at the batch sizes of the step; deterministic or not, with channels padded, with batches joined. Ways in
   which cuDNN may choose its kernel (its second heuristic, a search) run in processes of their own, because torch keeps
   a choice until the process ends.
+- norms: the batch-norm kernels by themselves, shared out among programs in several ways.
 - triton: 3x3 convolutions as `implicit_gemm.py` computes them.
 - steps: the whole step with cuDNN's other choices, and with Triton's convolutions where they were faster.
 
@@ -31,9 +32,11 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -50,7 +53,8 @@ from crosel.nn.casts import Conv2d, shared_cast
 from crosel.nn.networks import ResidualNetwork
 from crosel.training.devices import pick_device
 
-PARTS = ("profile", "convolutions", "triton", "steps")
+PARTS = ("profile", "convolutions", "norms", "triton", "steps")
+PASSES = ("forward", "backward")
 REPLAYS = 5  # of a step, in a profile
 SETS_BYTES, MOST_SETS = 192 << 20, 6  # inputs to take turns, three times the cache of a large card
 HEURISTIC_B = {"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"}  # torch reads it once in a process
@@ -455,6 +459,86 @@ def convolutions(convs: Counter[Conv], batch: int, limit: float, device: torch.d
     return rows
 
 
+# --- batch norm by itself -------------------------------------------------------------------------------------------
+
+LAUNCHES: dict[str, dict[str, Any]] = {  # what is set in crosel.nn.fused
+    "as trained": {},
+    "rows in order": {"_LAST_FIRST": False},
+    "256 programs": {"_PROGRAMS": 256},
+    "1024 programs": {"_PROGRAMS": 1024},
+    "2048 programs": {"_PROGRAMS": 2048},
+    "8 warps": {"_WARPS": 8},
+    "8 warps, 8192 values": {"_WARPS": 8, "_TILE": 8192},
+    "2048 values, 1024 programs": {"_TILE": 2048, "_PROGRAMS": 1024},
+}
+
+
+def norm_calls(norm: Norm, batch: int, device: torch.device) -> dict[str, Callable[[], object]]:
+    """Forward and backward pass of the two kernels each, on inputs of their own."""
+    shape = (3 * batch, norm.channels, norm.side, norm.side)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x, residual, grad, skip = (
+        torch.randn(shape, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last) for _ in range(4)
+    )
+    module = nn.BatchNorm2d(norm.channels).to(device)
+    plan = fused._plan_launch(x, (batch, 2 * batch))
+    added = residual if norm.residual else None
+    total, mean, var = fused._moments(x, added, module, plan)
+
+    def forward() -> None:
+        found = fused._moments(x, added, module, plan)
+        fused._apply(*found, module, plan)
+
+    def backward() -> None:
+        context = SimpleNamespace(
+            saved_tensors=(total, mean, var, module.weight.detach(), module.bias.detach()),
+            norm=module, has_residual=norm.residual, plan=plan,
+        )  # fmt: skip
+        fused._FusedNormReLU.backward(context, skip if norm.skip else None, grad)
+
+    return {"forward": forward, "backward": backward}
+
+
+def try_norm(norm: Norm, batch: int, launch: str, copies: int, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of both passes; with 0 copies they are only compiled."""
+    row: dict[str, Any] = {**asdict(norm), "batch": 3 * batch, "launch": launch}
+    moved = {"forward": 5 if norm.residual else 3, "backward": 6 if norm.skip else 5}  # tensors read or written
+    try:
+        with ExitStack() as stack, torch.no_grad():
+            for name, value in LAUNCHES[launch].items():
+                stack.enter_context(mock.patch.object(fused, name, value))
+            sets = [norm_calls(norm, batch, device) for _ in range(max(1, copies))]
+            for what in PASSES:
+                calls = [some[what] for some in sets]
+                calls[0]()
+                wait(device)
+                if copies:
+                    ms = timed(lambda i: calls[i](), copies, device)  # noqa: B023
+                    gb = moved[what] * 2 * 3 * batch * norm.channels * norm.side**2 / 1e9
+                    row[what] = {"ms": ms, "tb_s": gb / ms}
+    except Exception as error:  # of Triton's compiler, say
+        row["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:200]}"
+    return row
+
+
+def norms_alone(norms: Counter[Norm], batch: int, device: torch.device) -> list[dict[str, Any]]:
+    if not (fused.kernels is not None and (device.type == "cuda" or fused.kernels.INTERPRETED)):
+        return [{"error": "no Triton, or no card"}]
+    wanted = [norm for norm, number in norms.items() if number > 1]
+    jobs = [(norm, launch) for launch in LAUNCHES for norm in wanted]
+    if device.type == "cuda":
+        with in_parallel() as pool:
+            for job in [pool.submit(try_norm, norm, batch, launch, 0, device) for norm, launch in jobs]:
+                job.result()  # errors are in rows, and come again below
+    copies = 3 if device.type == "cuda" else 1
+    return [try_norm(norm, batch, launch, copies, device) for norm, launch in jobs]
+
+
+def in_parallel() -> ProcessPoolExecutor:
+    """Processes that compile what is timed later: compiled kernels stay on the disk."""
+    return ProcessPoolExecutor(min(12, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn"))
+
+
 # --- Triton ---------------------------------------------------------------------------------------------------------
 
 
@@ -472,7 +556,7 @@ def by_triton(convs: Counter[Conv], batch: int, limit: float, device: torch.devi
             (what, conv.inputs, conv.outputs, conv.side, tiles)
             for what in passes for conv in wanted for tiles in implicit_gemm.tilings(what, conv.inputs, conv.outputs)
         ]  # fmt: skip
-        with ProcessPoolExecutor(min(12, os.cpu_count() or 1), mp_context=multiprocessing.get_context("spawn")) as pool:
+        with in_parallel() as pool:
             list(pool.map(implicit_gemm.compile_one, jobs))  # errors come again below
     end = time.perf_counter() + limit
     rows: list[dict[str, Any]] = []
@@ -573,6 +657,8 @@ def whole_steps(
         except Exception as error:
             out["Triton where faster"] = str(error)
         out["plans"] = {str(conv): plan for conv, plan in plans.items()}
+    with mock.patch.object(fused, "_LAST_FIRST", False):
+        out["batch norm's rows in order"] = step_here(network, batch, device)
     out["as trained, again"] = step_here(network, batch, device)
     case = (network, batch, device)
     out["heuristic B"] = elsewhere(step_ms, *case, False, True, environment=HEURISTIC_B)
@@ -663,13 +749,16 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             f"  {conv:20s} {what:7s} {batch:3d} {first['ms'] * 1e3:6.0f} us {first['tflops']:4.0f} TFLOP/s "
             f"{first['tflops'] / ceiling:4.0%} {way(first)} {names}{'; us: ' if others else ''}{others}"
         )
+    for row in result.get("norms", []):
+        if "backward" in row:
+            rates = ", ".join(f"{what} {row[what]['ms'] * 1e3:.0f} us {row[what]['tb_s']:.2f} TB/s" for what in PASSES)
+            added = " sum" if row["residual"] else ""
+            yield f"  norm {row['channels']} at {row['side']}{added}: {rates}, {row['launch']}"
     for form, found in result.get("steps", {}).items():
         if form != "plans":
             said = found if isinstance(found, str) else f"{found['ms']:.2f} ms, first {found['first_steps_s']:.0f} s"
             yield f"  a step of both networks, {form}: {said}"
-    failed = Counter(
-        row["error"] for part in ("convolutions", "triton") for row in result.get(part, []) if "error" in row
-    )
+    failed = Counter(row["error"] for part in PARTS[1:4] for row in result.get(part, []) if "error" in row)
     yield from (f"  {number} failed: {error}" for error, number in failed.most_common(5))
     yield from (f"  {what}: {ms:.2f} ms" for what, ms in result.get("convolutions of a step", {}).items())
 
@@ -726,6 +815,8 @@ def main() -> None:
             result[part] = profiled_steps(data, network, int(batch), device)
         elif part == "convolutions":
             result[part] = convolutions(convs, int(batch), options.seconds, device)
+        elif part == "norms":
+            result[part] = norms_alone(norms, int(batch), device)
         elif part == "steps":
             result[part] = whole_steps(network, int(batch), convs, result, device)
         else:
