@@ -67,10 +67,11 @@ GROUPS = (  # the first that fits
     ("layout and padding", r"nchwToNhwc|nhwcToNchw|tensorTransform|transpose|[pP]ad(Kernel|ding)|scalePackedTensor"),
     ("convolution: wgrad", r"wgrad|bwd_filter|backward_filter"),
     ("convolution: dgrad", r"dgrad|bwd_data|backward_data"),
-    ("convolution: forward", r"fprop|conv|cudnn.*gemm|xmma"),
+    ("matrix products", r"nvjet|xmma_gemm|cublas|gemv|splitKreduce"),
+    ("convolution: forward", r"fprop|convol|implicit|cudnn|xmma"),
     ("optimiser", r"FusedSgd|fused_sgd|FusedAdam|sgd"),
     ("casts and sums of gradients", r"multi_tensor_apply"),
-    ("matrix products", r"nvjet|gemm|gemv|splitK|cutlass"),
+    ("other matrix products", r"gemm|cutlass"),
     ("memory", r"^Mem(cpy|set)"),
     ("reductions", r"reduce|[sS]oftmax|[sS]ort|scan|Scan"),
     ("other", r""),
@@ -270,7 +271,7 @@ def copy_rate(device: torch.device) -> float:
     size = 1 << 30 if device.type == "cuda" else 1 << 24
     a, b = (
         torch.randint(255, (size,), dtype=torch.uint8, device=device),
-        torch.empty(size, dtype=torch.uint8).to(device),
+        torch.empty(size, dtype=torch.uint8, device=device),
     )
     seconds(lambda _: b.copy_(a), device, 3)
     return 2 * size / seconds(lambda _: b.copy_(a), device, 20) / 1e12
@@ -398,7 +399,7 @@ def try_all(wanted: Sequence[Trial], chosen_by: str, limit: float, device: torch
                 row["ms"] = timed(lambda i: computed(conv, trial.what, *sets[i]), len(sets), device)  # noqa: B023
             row["tflops"] = trial.conv.gflop(trial.batch) / row["ms"]  # what padding computes does not count
         except RuntimeError as error:
-            row["error"] = str(error).splitlines()[0]
+            row["error"] = (str(error).splitlines() or [type(error).__name__])[0]
     if device.type == "cuda":
         name_kernels(done, rows, chosen_by, device)
     for trial in wanted[len(done) :]:
@@ -429,8 +430,8 @@ def name_kernels(done: Sequence[Trial], rows: Sequence[dict[str, Any]], chosen_b
 
 
 def elsewhere(work: Callable[..., Any], *arguments: Any, environment: dict[str, str] | None = None) -> Any:
-    """The result of a function that runs in a process of its own, in which cuDNN has chosen nothing yet; or its error,
-    because the other parts are worth having without it."""
+    """The result of a function in a process of its own, where cuDNN has chosen nothing yet and a faulty kernel does no
+    harm; or its error."""
     environment = environment or {}
     os.environ.update(environment)
     try:
@@ -702,7 +703,7 @@ def predicted(convs: Counter[Conv], batch: int, result: dict[str, Any]) -> dict[
             for what, size in uses(conv, batch):
                 as_is = best(by_cudnn, conv, what, size, **now)
                 found = best(rows, conv, what, size, **fixed)
-                total += 2 * number * (min(as_is or found or 0.0, found or as_is or 0.0))
+                total += 2 * number * (found or as_is or 0.0)
         out[choice] = total
     steps = result.get("profile", {}).get("lanes", {}).get("groups")
     if steps:
@@ -759,6 +760,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             said = found if isinstance(found, str) else f"{found['ms']:.2f} ms, first {found['first_steps_s']:.0f} s"
             yield f"  a step of both networks, {form}: {said}"
     failed = Counter(row["error"] for part in PARTS[1:4] for row in result.get(part, []) if "error" in row)
+    yield from (f"  {part}: {result[f'{part}_error'].splitlines()[-1]}" for part in PARTS if f"{part}_error" in result)
     yield from (f"  {number} failed: {error}" for error, number in failed.most_common(5))
     yield from (f"  {what}: {ms:.2f} ms" for what, ms in result.get("convolutions of a step", {}).items())
 
@@ -811,18 +813,25 @@ def main() -> None:
     }  # fmt: skip
     for part in parts:
         start = time.perf_counter()
-        if part == "profile":
-            result[part] = profiled_steps(data, network, int(batch), device)
-        elif part == "convolutions":
-            result[part] = convolutions(convs, int(batch), options.seconds, device)
-        elif part == "norms":
-            result[part] = norms_alone(norms, int(batch), device)
-        elif part == "steps":
-            result[part] = whole_steps(network, int(batch), convs, result, device)
-        else:
-            result[part] = by_triton(convs, int(batch), options.seconds, device)
+        case = (int(batch), device)
+        try:
+            if part == "profile":
+                result[part] = profiled_steps(data, network, *case)
+            elif part == "convolutions":
+                result[part] = convolutions(convs, int(batch), options.seconds, device)
+            elif part == "norms":
+                result[part] = elsewhere(norms_alone, norms, *case)
+            elif part == "triton":
+                result[part] = elsewhere(by_triton, convs, int(batch), options.seconds, device)
+            else:
+                result[part] = whole_steps(network, int(batch), convs, result, device)
+        except Exception as error:  # the other parts are worth having without it
+            result[f"{part}_error"] = "".join(traceback.format_exception(error))
+        if isinstance(result.get(part), str):
+            result[f"{part}_error"] = result.pop(part)
         free(device)
         result[f"{part}_s"] = time.perf_counter() - start
+        print(f"{part}: {result[f'{part}_s']:.0f} s", flush=True)
         save(result, options.out)
     result["matrix_tflops_at_the_end"] = matrix_rate(device)
     result["convolutions of a step"] = predicted(convs, int(batch), result)
