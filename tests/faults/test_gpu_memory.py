@@ -23,6 +23,7 @@ from crosel.training.step import TrainStep
 from crosel.training.trainer import fit
 
 pytestmark = NEEDS_GPU
+STOP = "train.out_of_memory=stop"
 
 
 def limit(count: float) -> None:
@@ -57,7 +58,9 @@ def test_one_tensor_larger_than_the_card(
     """256 GiB at once: the card itself refuses."""
     (tmp_path / "vast_network.py").write_text(VAST)
     monkeypatch.syspath_prepend(str(tmp_path))
-    settings = ("method.name=cc", "network.name=vast_network:network", "train.batch_size=4096", "train.epochs=1")
+    settings = (
+        "method.name=cc", "network.name=vast_network:network", "train.batch_size=4096", "train.epochs=1", STOP,
+    )  # fmt: skip
     source = save(tmp_path / "x.npz", n=4096, side=32)
     result = train(crosel_cli, source, tmp_path / "run", *settings, extra=("--trust-code",))
     assert result.code == 2, result.err
@@ -84,7 +87,7 @@ def test_the_batch_size_to_try_works(graphs: str, tmp_path: Path, crosel_cli: Cr
     gc.collect()
     torch.cuda.empty_cache()
     limit(torch.cuda.memory_reserved() + 0.75 * needed)
-    result = train(crosel_cli, source, tmp_path / "large", *settings, f"train.batch_size={batch}")
+    result = train(crosel_cli, source, tmp_path / "large", *settings, f"train.batch_size={batch}", STOP)
     assert result.code == 2, result.err
     last = result.err.splitlines()[-1]
     found = re.match(rf"crosel: out of GPU memory with batches of {batch}; try --set train.batch_size=(\d+)", last)
@@ -94,13 +97,18 @@ def test_the_batch_size_to_try_works(graphs: str, tmp_path: Path, crosel_cli: Cr
     result = train(crosel_cli, source, tmp_path / "smaller", *settings, f"train.batch_size={found[1]}")
     assert result.code == 0, result.err
     assert len(metrics(tmp_path / "smaller")) == 2
+    result = train(crosel_cli, source, tmp_path / "halved", *settings, f"train.batch_size={batch}")
+    assert result.code == 0, result.err
+    assert re.search(r"out of memory with 512 examples at once: each step is computed in \d+ parts", result.err)
+    assert len(metrics(tmp_path / "halved")) == 2
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.5, 0.7])
 @pytest.mark.usefixtures("whole_card")
 def test_out_of_memory_while_recording_leaves_nothing_broken(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps fit, then the recording has a share of what it needs: it ends somewhere in a step of two streams."""
-    settings, data = ("train.batch_size=64", "train.eval_batch_size=64", "train.lr=0.01"), pictures(side=32)
+    settings = ("train.batch_size=64", "train.eval_batch_size=64", "train.lr=0.01", STOP)
+    data = pictures(side=32)
     real: Callable[..., Any] = TrainStep._capture
     allocated: list[int] = []
 

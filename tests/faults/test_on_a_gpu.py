@@ -57,6 +57,15 @@ def test_same_seed_same_bits_recorded_or_not(name: str, setting: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
+def test_a_step_in_parts_has_the_same_bits_recorded_or_not(name: str) -> None:
+    recorded, eager = (session_of(name, graphs) for graphs in (RECORDED, EAGER))
+    for session in (recorded, eager):
+        session.progress.parts = 2  # as after running out of memory
+        fit(session)
+    assert_same_bits(recorded, eager)
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_a_backbone_is_fine_tuned_to_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     settings = ("network.name=timm/tiny", "network.freeze=1", "train.optimiser=adamw", "train.bf16=true")

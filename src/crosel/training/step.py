@@ -154,7 +154,8 @@ class TrainStep:
         self, streams: Mapping[str, Stream], index: Mapping[str, Tensor], raw: Mapping[str, Tensor]
     ) -> tuple[list[dict[str, Batch]], Tensor, dict[str, Tensor], bool]:
         """The step in parts, each counted by its share of the batch: batches, loss, report, and whether any learns."""
-        parts, seen, learns, objective = self.session.progress.parts, [], False, torch.zeros(())
+        parts, seen, learns = self.session.progress.parts, [], False
+        objective = torch.zeros((), device=self.session.device)
         report: dict[str, Tensor] = {}
         keeps = type(self.session.method).after_step is not Method.after_step
         self._zero_grad()
@@ -164,7 +165,7 @@ class TrainStep:
             batches, losses = self._losses(streams, own, images)
             share = len(next(iter(own.values()))) / self.session.batch_size if own else 1 / parts
             learns |= self._backward(losses.objective * share)
-            objective = losses.objective.detach() * share + objective.to(losses.objective.device)
+            objective = objective + losses.objective.detach() * share
             for name, value in losses.report.items():
                 report[name] = report[name] + value * share if name in report else value * share
             if keeps:
