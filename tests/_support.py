@@ -7,13 +7,13 @@ import io
 import os
 import sys
 import traceback
+import unittest
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
 
 class Result(NamedTuple):
@@ -76,7 +76,7 @@ def real_data(name: str) -> Path:
     for folder in (root, root / "realworld"):
         if (folder / name).exists():
             return folder
-    pytest.skip(f"set CROSEL_TEST_DATA to a folder that holds {name}")
+    raise unittest.SkipTest(f"set CROSEL_TEST_DATA to a folder that holds {name}")
 
 
 class TinyRun(NamedTuple):

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def on_one_line(text: str) -> str:
+    """With escapes for control characters, which names may hold: they would make lines, or move the cursor."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
 
 class UserError(ValueError):
-    """Bad input, said in one or two plain lines that name the place and the remedy. Exit code 2."""
+    """Bad input, said in one plain line that names the place and the remedy. Exit code 2."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(on_one_line(text))
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error)

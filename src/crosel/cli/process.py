@@ -16,11 +16,9 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError
+from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError, on_one_line
 from crosel.utils.console import log_lines
 from crosel.utils.system import WINDOWS
-
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # in names: they would make lines, or move the cursor
 
 
 def run_app(app: typer.Typer) -> None:
@@ -70,7 +68,7 @@ def run_app(app: typer.Typer) -> None:
 
 def _fail(text: str, code: int) -> NoReturn:
     with contextlib.suppress(OSError):  # nobody may be there to read it; the exit code tells as much
-        sys.stderr.write(f"crosel: {_UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)}\n")
+        sys.stderr.write(f"crosel: {on_one_line(text)}\n")
     raise SystemExit(code)
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import stat
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,6 +149,10 @@ def _check_header(member: IO[bytes], spec: ArraySpec, size: int, known: dict[str
 
 
 def _check_values(array: NDArray[Any], spec: ArraySpec, known: Mapping[str, int]) -> None:
+    if array.dtype.kind == "U" and array.size:
+        letters = np.ascontiguousarray(array.reshape(-1)).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if letters.size and letters.max() > sys.maxunicode:  # Python would raise a SystemError when it is looked at
+            raise ValueError("not text")
     high = known[spec.high] - 1 if isinstance(spec.high, str) else spec.high
     if (spec.low, high) == (-math.inf, math.inf) or not array.size:
         return

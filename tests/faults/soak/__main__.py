@@ -16,6 +16,7 @@ commit. The exit code is 1 if any part failed. Takes under 20 minutes on two idl
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import platform
@@ -57,13 +58,14 @@ def processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def run_part(name: str, out: Path | None) -> dict[str, Any]:
+def run_part(name: str, out: Path | None, options: dict[str, Any]) -> dict[str, Any]:
     started, worked = time.perf_counter(), processor_seconds()
     row: dict[str, Any] = {"part": name, **machine()}
     try:
         with tempfile.TemporaryDirectory(prefix=f"crosel-soak-{name}-") as folder:
-            row |= PARTS[name](Path(folder), out)
-        row["ok"] = True
+            known = inspect.signature(PARTS[name]).parameters
+            row |= PARTS[name](Path(folder), out, **{key: value for key, value in options.items() if key in known})
+        row.setdefault("ok", True)
     except Exception:
         row |= {"ok": False, "error": traceback.format_exc()[-3000:]}
     row["seconds"] = round(time.perf_counter() - started, 1)
@@ -76,13 +78,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The long forms of the fault tests.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--out", type=Path, help="folder for soak.json and what a part has to show")
+    parser.add_argument("--workers", type=int, help="processes at once, for kills and hostile")
+    parser.add_argument("--minutes", type=float, help="for hostile: how long, instead of until its numbers are reached")
+    for name in ("first", "folders", "inputs"):
+        parser.add_argument(f"--{name}", type=int, help="for hostile: the first seed, or how many there are")
     a = parser.parse_args()
+    options = {name: value for name, value in vars(a).items() if name not in ("parts", "out") and value is not None}
     unknown = set(a.parts) - PARTS.keys()
     if unknown:
         parser.error(f"unknown part {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
     if a.out is not None:
         a.out.mkdir(parents=True, exist_ok=True)
-    rows = [run_part(name, a.out) for name in (a.parts or PARTS)]
+    rows = [run_part(name, a.out, options) for name in (a.parts or PARTS)]
     print(f"{sum(row['seconds'] for row in rows):.0f} seconds in all", flush=True)
     if a.out is not None:
         keep(a.out / "soak.json", rows)

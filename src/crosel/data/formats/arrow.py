@@ -65,7 +65,7 @@ class ArrowRows(Rows):
         self.path, self._files, self._splits = path, files, splits
         with _readable(files[0]):
             self.schema = _open(files[0])[0]
-        names: list[str] = [name for name in self.schema.names if name != _PANDAS_INDEX]
+            names: list[str] = [name for name in self.schema.names if name != _PANDAS_INDEX]
         refuse_our_labels(names, path)
         if repeated := [name for at, name in enumerate(names) if name in names[:at]]:
             raise UserError(f"{path}: two columns are named {quoted(repeated[0])}; rename one")
@@ -348,10 +348,17 @@ def _open(path: Path) -> tuple[Any, Callable[[list[str]], Iterator[_Part]]]:
     if is_stream:
         reader = ipc.open_stream(source)
         stream_parts = enumerate(reader)
-        return reader.schema, lambda columns: (_Part(b.select(columns), name, at, 0) for at, b in stream_parts)
+        return reader.schema, lambda columns: (_Part(_checked(b, columns), name, at, 0) for at, b in stream_parts)
     reader = ipc.open_file(source)
     batches = range(reader.num_record_batches)
-    return reader.schema, lambda columns: (_Part(reader.get_batch(b).select(columns), name, b, 0) for b in batches)
+    return reader.schema, lambda columns: (_Part(_checked(reader.get_batch(b), columns), name, b, 0) for b in batches)
+
+
+def _checked(batch: Any, columns: list[str]) -> Any:
+    """Those columns. Arrow believes the places that a file names, and would read anywhere in memory."""
+    chosen = batch.select(columns)
+    chosen.validate(full=True)
+    return chosen
 
 
 def _is_list(kind: Any) -> bool:

@@ -107,7 +107,7 @@ def _one_hot(value: Any, n: int, path: Path, name: str) -> Array:
 
 
 def _neither(path: Path, shapes: dict[str, tuple[int, ...]], wanted: str) -> UserError:
-    found = ", ".join(sorted(shapes)[:8]) or "nothing"
+    found = one_line(", ".join(sorted(shapes)[:8]) or "nothing")
     return UserError(f"{path}: expected PALM's {wanted} or SVHN's 'X' and 'y'; found {found}")
 
 

@@ -153,7 +153,10 @@ def open_archive(path: Path, wanted: str) -> Iterator[tuple[Any, zipfile.ZipFile
 
 def _read_array(archive: Any, name: str, path: Path) -> Any:
     try:
-        return archive[name]
+        found = archive[name]
+        if isinstance(found, bytes):  # how numpy returns what does not begin as an array
+            raise UserError(f"{path}: '{name}' is not an array; write the file again with np.savez")
+        return found
     except ValueError as error:
         if "Object arrays" not in str(error):
             raise
@@ -182,7 +185,7 @@ def check_columns(columns: Sequence[str] | None, shape: tuple[int, ...], path: P
 def _as_text(values: Any, name: str, path: Path) -> list[str]:
     try:
         return [str(value) for value in (np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values)]
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, SystemError):  # the latter where 32 bits are no character
         raise UserError(f"{path}: '{name}' is not plain text") from None
 
 
