@@ -8,6 +8,8 @@ A trap ends the child by SIGKILL at the n-th call of a function: {"target": "os:
 `when` is "before", "after", or "half", which cuts the file being flushed in half first (target "os:fsync").
 With "seconds" it does not kill: every call from the n-th on takes that much longer; the n-th writes "tell" first.
 
+With TIMM_STAND_IN in the environment, children find the stand-in of `_timm.py` for timm.
+
 With `behind` checkpoints are written while training goes on, as on a GPU, and each takes that much longer.
 """
 
@@ -103,6 +105,10 @@ def wait(pid: int, seconds: float = 120.0) -> int:
 
 
 def main() -> None:
+    if "TIMM_STAND_IN" in os.environ:
+        import _timm
+
+        sys.modules["timm"] = _timm.module([])
     gc.freeze()  # or each child looks for garbage in all that is imported, and copies it by that
     for line in sys.stdin:
         request = json.loads(line)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    import pytest
 
 CONFIG = {
     "input_size": (3, 12, 12), "crop_pct": 0.75, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.25,) * 3,
@@ -42,6 +44,11 @@ class Tiny(nn.Module):
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The model `timm/tiny`; notes of every one whether it was made with pretrained weights."""
     made: list[bool] = []
+    monkeypatch.setitem(sys.modules, "timm", module(made))
+    return made
+
+
+def module(made: list[bool]) -> Any:
 
     def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
         made.append(pretrained)
@@ -54,5 +61,4 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     fake.create_model = create_model
     fake.get_pretrained_cfg = lambda name: types.SimpleNamespace(to_dict=lambda: CONFIG)
     fake.data = types.SimpleNamespace(resolve_data_config=lambda args, pretrained_cfg: pretrained_cfg)
-    monkeypatch.setitem(sys.modules, "timm", fake)
-    return made
+    return fake

@@ -155,7 +155,9 @@ def mutate(base: Base, rng: random.Random, elsewhere: Path) -> str:
     read = [path for path in paths if path.suffix in _CONTENT]
     path = rng.choice(read if read and rng.random() < 0.8 else paths or [base.run / "done"])
     if not path.is_file() or path.is_symlink() or path.stat().st_size > 1 << 24:  # by an earlier change, or a folder
-        kind = rng.choice(("link", "link out", "pipe", "folder", "empty", "link in"))
+        kinds = ["pipe", "folder", "empty"]
+        # Whoever names a path through a link has asked for what it leads to.
+        kind = rng.choice(kinds if path in base.run.parents else [*kinds, "link", "link out", "link in"])
     else:
         kinds = ["bytes", "cut", "gone", "link", "link out", "link in", "pipe", "folder", "sparse", "device", "zeros",
                  "repeat", "insert", "socket"]  # fmt: skip

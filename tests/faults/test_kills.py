@@ -7,7 +7,7 @@ from pathlib import Path
 
 from _runs import tree
 from _support import CroselCli, TinyRun
-from soak import kills, stores
+from soak import decisions, embeddings, kills, stores
 
 
 def test_a_few_kills_over_some_methods(tmp_path: Path) -> None:
@@ -22,6 +22,18 @@ def test_a_few_kills_while_images_are_written_to_disk_and_read(tmp_path: Path) -
     score = stores.soak(tmp_path, kills=4, seed=4)
     assert score["kills"] == 4
     assert score["finished"] >= 1
+
+
+def test_a_few_kills_while_images_are_embedded(tmp_path: Path) -> None:
+    score = embeddings.soak(tmp_path, kills=4, seed=4)
+    assert score["kills"] == 4
+    assert score["finished"] >= 1
+
+
+def test_a_few_kills_while_somebody_decides(tmp_path: Path) -> None:
+    score = decisions.soak(tmp_path, kills=3, seed=4)
+    assert score["kills"] == 3
+    assert score["answered"] > 3
 
 
 def test_half_a_file_is_removed_wherever_it_lies(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:

@@ -1,12 +1,14 @@
 """The long forms of the fault tests: `make soak`, or `python tests/faults/soak [--out FOLDER] [PART ...]`.
 
-    kills        200 SIGKILLs at random moments and inside writes, over all methods
+    kills        400 SIGKILLs at random moments and inside writes, over all methods
+    stores       200 SIGKILLs while images are decoded to disk, and read from there
+    embeddings   200 SIGKILLs while images are embedded, and a head is trained
+    decisions    200 SIGKILLs to the review page while somebody decides
     flips        every byte of a checkpoint flipped in turn
     leak         500 epochs on digits, memory of the process
     predict      a stream of a million rows, memory of the process
     review       50 clients for five minutes on the review page, on loopback
-    hostile      run folders changed at random, each read by one command
-    stores       200 SIGKILLs while images are decoded to disk, and read from there
+    hostile      10,000 run folders changed at random, each read by every command, and 1,000,000 changed inputs
     threads      same bits with one thread, how far apart with 1, 2 and 4
 
 Each part ends with one line of JSON and OK or FAILED; with --out they are also written there, with the machine and the
@@ -31,11 +33,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: small batches a
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-from soak import flips, growth, hostile, kills, review, stores, threads  # noqa: E402
+from soak import decisions, embeddings, flips, growth, hostile, kills, review, stores, threads  # noqa: E402
 
 PARTS = {
     "kills": kills.run, "flips": flips.run, "leak": growth.leak, "predict": growth.predict, "review": review.run,
-    "threads": threads.run, "hostile": hostile.run, "stores": stores.run,
+    "threads": threads.run, "stores": stores.run, "embeddings": embeddings.run, "decisions": decisions.run,
+    "hostile": hostile.run,
 }  # fmt: skip
 
 
@@ -78,8 +81,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The long forms of the fault tests.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--out", type=Path, help="folder for soak.json and what a part has to show")
-    parser.add_argument("--workers", type=int, help="processes at once, for kills and hostile")
-    parser.add_argument("--minutes", type=float, help="for hostile: how long, instead of until its numbers are reached")
+    parser.add_argument("--workers", type=int, help="processes at once, where a part can use several")
+    parser.add_argument("--minutes", type=float, help="for kills and hostile: stop then, whatever is done")
     for name in ("first", "folders", "inputs"):
         parser.add_argument(f"--{name}", type=int, help="for hostile: the first seed, or how many there are")
     a = parser.parse_args()
@@ -89,10 +92,12 @@ def main() -> int:
         parser.error(f"unknown part {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
     if a.out is not None:
         a.out.mkdir(parents=True, exist_ok=True)
-    rows = [run_part(name, a.out, options) for name in (a.parts or PARTS)]
+    rows = []
+    for name in a.parts or PARTS:
+        rows.append(run_part(name, a.out, options))
+        if a.out is not None:
+            keep(a.out / "soak.json", rows)
     print(f"{sum(row['seconds'] for row in rows):.0f} seconds in all", flush=True)
-    if a.out is not None:
-        keep(a.out / "soak.json", rows)
     return int(not all(row["ok"] for row in rows))
 
 

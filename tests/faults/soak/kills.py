@@ -7,6 +7,7 @@ as an unbroken one, and no stray files.
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import time
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 from _runs import Child, ForkServer, assert_same_run, metrics, tree
 from _support import PAPER_SETS, small_arrays
+from soak.spread import spread
 
-KILLS = 200
+KILLS = 400
 EPOCHS = 8
 METHODS = ("crosel", "cc", "proden", "lws", "crdpll", "pico", "pop")
 IMAGES = 320  # of digits: an epoch in milliseconds, so that most of the time goes into being killed
@@ -56,6 +58,10 @@ class Score:
     lost_epochs: int = 0
     damaged: int = 0
     lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: Score) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 def command(method: str, out: Path) -> tuple[str, ...]:
@@ -94,7 +100,9 @@ def check_after(child: Child, run: Run, before: int, score: Score) -> None:
     score.lost_epochs += max(0, before - after)
 
 
-def soak(folder: Path, kills: int, seed: int, methods: Sequence[str] = METHODS, bound: float = 60.0) -> Score:
+def soak(
+    folder: Path, kills: int, seed: int, until: float = math.inf, methods: Sequence[str] = METHODS, bound: float = 60.0
+) -> Score:
     np.savez(folder / "digits.npz", **small_arrays(IMAGES))
     server = ForkServer(folder)
     draw, score = random.Random(seed), Score()
@@ -108,7 +116,7 @@ def soak(folder: Path, kills: int, seed: int, methods: Sequence[str] = METHODS, 
         assert len(metrics(references[method])) == EPOCHS
     runs = {method: Run(method, folder / f"{method}-0") for method in methods}
     number = 0
-    while score.kills < kills:
+    while score.kills < kills and time.monotonic() < until:
         method = methods[number % len(methods)]
         number += 1
         run, before = runs[method], whole_rows(runs[method].path)
@@ -139,11 +147,15 @@ def soak(folder: Path, kills: int, seed: int, methods: Sequence[str] = METHODS, 
     return score
 
 
-def run(folder: Path, out: Path | None, kills: int = KILLS, seed: int = 9) -> dict[str, Any]:
-    score = soak(folder, kills, seed)
+def run(
+    folder: Path, out: Path | None, kills: int = KILLS, seed: int = 9, workers: int = 1, minutes: float | None = None
+) -> dict[str, Any]:
+    score = Score()
+    for part in spread(soak, folder, kills, seed, workers, minutes):
+        score.add(part)
     if out is not None:
         (out / "kills.jsonl").write_text("".join(json.dumps(line) + "\n" for line in score.lines))
-    assert score.kills == kills
+    assert minutes or score.kills == kills
     assert len(score.by_method) == len(METHODS)
     assert score.half_written > 0, "no kill fell inside a write"
     assert score.lost_epochs == 0, "an epoch that was reported was lost"
