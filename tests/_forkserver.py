@@ -2,7 +2,7 @@
 
 Requests come as lines of JSON on standard input, answers go to standard output:
 {"argv": [...], "stdout": path, "stderr": path, "trap": null or {...}, "behind": null or seconds} -> {"pid": ...};
-{"wait": pid} -> {"code": ...}.
+{"wait": pid, "seconds": ...} -> {"code": ..., "peak": bytes}.
 
 A trap ends the child by SIGKILL at the n-th call of a function: {"target": "os:replace", "call": 3, "when": "before"}.
 `when` is "before", "after", or "half", which cuts the file being flushed in half first (target "os:fsync").
@@ -33,6 +33,8 @@ import crosel.methods
 import crosel.runs.folder
 import crosel.runs.pipeline
 import crosel.runs.predict
+
+_MAXRSS = 1 if sys.platform == "darwin" else 1024  # bytes that ru_maxrss counts in
 
 
 def set_trap(target: str, call: int = 1, when: str = "before", seconds: float | None = None, tell: str = "") -> None:
@@ -92,16 +94,16 @@ def child(request: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def wait(pid: int, seconds: float = 120.0) -> int:
+def wait(pid: int, seconds: float) -> dict[str, int]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
+        done, status, usage = os.wait4(pid, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status)
+            return {"code": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss * _MAXRSS}
         time.sleep(0.002)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return -1000  # no exit code looks like this: the child hung
+    return {"code": -1000, "peak": 0}  # no exit code looks like this: the child hung
 
 
 def main() -> None:
@@ -113,7 +115,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
-            answer = {"code": wait(request["wait"])}
+            answer = wait(request["wait"], request["seconds"])
         else:
             sys.stdout.flush()
             pid = os.fork()

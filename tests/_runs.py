@@ -26,13 +26,16 @@ class Child:
 
     def __init__(self, server: ForkServer, pid: int, stdout: Path, stderr: Path) -> None:
         self.server, self.pid, self.stdout, self.stderr = server, pid, stdout, stderr
+        self.peak = 0  # bytes of memory at the most, once it has been waited for
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self) -> int:
-        """The exit code; -9 after SIGKILL."""
-        return int(self.server.ask({"wait": self.pid})["code"])
+    def wait(self, seconds: float = 120.0) -> int:
+        """The exit code; -9 after SIGKILL, -1000 if it hung."""
+        answer = self.server.ask({"wait": self.pid, "seconds": seconds})
+        self.peak = int(answer["peak"])
+        return int(answer["code"])
 
     @property
     def err(self) -> str:

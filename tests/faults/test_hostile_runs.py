@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from _mutants import attack, limited, outside, review, state_of
-from _runs import checkpoints
+from _confined import time_limit
+from _mutants import member, outside, state_of, unfolding, zip_of
+from _runs import ForkServer, checkpoints
 from _support import CroselCli, TinyRun, small_arrays
 from safetensors.numpy import load_file, save
 
 from crosel.errors import UserError
 from crosel.runs.corrections import Decision, DecisionLog
+
+SECONDS = 10
 
 
 @pytest.fixture
@@ -24,15 +31,16 @@ def run(tiny_run: TinyRun, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_changed_folders(block: int, tiny_run: TinyRun, image_npz: Path, tmp_path: Path) -> None:
-    """`tests/faults/soak hostile` tries thousands."""
-    os.environ["CROSEL_MEMORY_GB"] = "1"
-    try:
-        for seed in range(25 * block, 25 * block + 25):
-            attack(tiny_run.path, tmp_path / "work", image_npz, seed)
-    finally:
-        del os.environ["CROSEL_MEMORY_GB"]
+@pytest.mark.slow
+def test_changed_folders_and_inputs(tmp_path: Path) -> None:
+    """`make soak` tries 10,000 and 1,000,000."""
+    soak = [sys.executable, Path(__file__).with_name("soak"), "hostile", "--workers", "2", "--out", tmp_path]
+    done = subprocess.run([*soak, "--folders", "60", "--inputs", "10000"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    [part] = json.loads((tmp_path / "soak.json").read_text())["parts"]
+    assert part["folders"] >= 60
+    assert part["inputs"] >= 10_000
+    assert part["failed"] == 0
 
 
 @pytest.mark.parametrize("dangling", [False, True])
@@ -59,26 +67,59 @@ def test_no_folder_of_a_run_is_a_link(run: Path, tmp_path: Path, crosel_cli: Cro
     assert state_of(elsewhere) == before
 
 
-PIPES = ("selection.npz", "predictions.npz", "candidates.npz", "environment.json", "review.jsonl", "metrics.jsonl",
+LIMIT = 1 << 28  # bytes; CROSEL_MEMORY_GB is as much
+FILES = ("selection.npz", "predictions.npz", "candidates.npz", "environment.json", "review.jsonl", "metrics.jsonl",
          "labels.csv", "config.yaml")  # fmt: skip
+KINDS = {"pipe": FILES, "device": FILES, "sparse": FILES, "bomb": FILES[:3], "long": FILES[3:], "wide": FILES[:3]}
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
-@pytest.mark.parametrize("name", PIPES)
-def test_pipes_devices_and_bombs(run: Path, tmp_path: Path, crosel_cli: CroselCli, name: str, kind: str) -> None:
-    path = run / name
+@pytest.fixture(scope="module")
+def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("limited"), CROSEL_MEMORY_GB="0.25")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
+def test_pipes_devices_and_bombs(
+    run: Path, tmp_path: Path, limited_server: ForkServer, tiny_run: TinyRun, name: str, kind: str
+) -> None:
+    """No command waits, and none takes more memory than it may, beside what it takes for a good run."""
+    put(run / name, kind)
+    told = [["report", "RUN", "--out", tmp_path / "r.html"], ["labels", "RUN", "--out", tmp_path / "l.csv"],
+            ["review", "RUN", "--export", tmp_path / "c.csv"]]  # fmt: skip
+    for words in told:
+        peaks = []
+        for folder in (tiny_run.path, run):
+            child = limited_server.start(*(folder if word == "RUN" else word for word in words))
+            code = child.wait(SECONDS)
+            assert code in (0, 2), (words, code, child.err)
+            assert "Traceback" not in child.err, child.err
+            peaks.append(child.peak)
+        assert peaks[1] - peaks[0] < LIMIT, words
+
+
+def put(path: Path, kind: str) -> None:
+    """Something else in the place of a run's file."""
+    content = path.read_bytes() if path.exists() else b'{"a": 1}\n'
     path.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
-    else:
+    elif kind == "sparse":
         path.touch()
         os.truncate(path, 1 << 36)
-    with limited():
-        assert crosel_cli("report", run, "--out", tmp_path / "r.html").code in (0, 2)
-        assert crosel_cli("labels", run, "--corrections", "--out", tmp_path / "c.csv").code in (0, 2)
-        review(run)
+    elif kind == "long":  # 200 MB of lines
+        path.write_bytes(content * (200_000_000 // len(content)))
+    else:
+        with np.load(io.BytesIO(content)) as archive:
+            arrays = {f"{key}.npy": archive[key] for key in archive.files}
+        packed = {key: member(a) for key, a in arrays.items()}
+        key, a = max(arrays.items(), key=lambda item: item[1].nbytes)
+        rows = (6 if kind == "bomb" else 1) * LIMIT // max(1, a.nbytes // max(1, len(a)))
+        packed[key] = unfolding(a.dtype.str, (rows * 9 // 10, *a.shape[1:]))
+        path.write_bytes(zip_of(packed))
 
 
 def test_pipes_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, run: Path) -> None:
@@ -86,11 +127,14 @@ def test_pipes_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_
     os.mkfifo(pipe)
     jsonl = tmp_path / "pipe.jsonl"
     os.mkfifo(jsonl)
+    tasks = tmp_path / "tasks.json"
+    os.mkfifo(tasks)
     out = ["--out", tmp_path / "new"]
-    with limited():
+    with time_limit(SECONDS):
         for command in (
             ["train", image_npz, "--config", pipe, *out], ["train", image_npz, "--corrections", jsonl, *out],
             ["train", image_npz, "--candidates", f"tree:file={pipe}", *out], ["bench", pipe, *out],
+            ["labels", run, "--tasks", tasks, "--out", tmp_path / "l.json"],
         ):  # fmt: skip
             result = crosel_cli(*command)
             assert result.code == 2, (command, result.err)

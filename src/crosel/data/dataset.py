@@ -126,7 +126,7 @@ def as_inputs(x: Any, place: str, first_row: int = 0) -> Array:
         with np.errstate(over="ignore"):  # said below, with the place
             features: Array = x.astype(np.float32)
         if not np.isfinite(features).all():
-            row, column = np.argwhere(~np.isfinite(features))[0]
+            row, column = first_place(~np.isfinite(features))
             where = f"row {first_row + row}, column {column}"
             raise UserError(f"{place}: {where} is too large for single precision; rescale it")
         return features
@@ -144,12 +144,17 @@ def check_numbers(x: Array, place: str, first_row: int = 0) -> None:
     check_finite(np.atleast_1d(x), place, first_row)
 
 
+def first_place(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Where the first of them is. A list of all the places would take sixteen times the table's memory."""
+    return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
+
+
 def check_finite(x: Array, place: str, first_row: int = 0) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         return
     finite = np.isfinite(x).reshape(len(x), -1)
     if not finite.all():
-        row, column = np.argwhere(~finite)[0]
+        row, column = first_place(~finite)
         value = "NaN" if np.isnan(x.reshape(len(x), -1)[row, column]) else "an infinite value"
         raise UserError(f"{place}: {value} in row {first_row + row}, column {column}; fill it in or drop the row")
 
@@ -191,9 +196,9 @@ def as_candidates(candidates: Any, place: str) -> NDArray[np.bool_]:
     if c.ndim != 2 or c.dtype == object:
         raise UserError(f"{place}: expected a matrix [n, k] of 0 and 1, got {c.dtype} of shape {c.shape}")
     if c.dtype != bool:
-        odd = np.argwhere((c != 0) & (c != 1))
-        if len(odd):
-            row, column = odd[0]
+        odd = (c != 0) & (c != 1)
+        if odd.any():
+            row, column = first_place(odd)
             raise UserError(f"{place}: row {row}, column {column} is {c[row, column]}; only 0 and 1 are allowed")
         c = c.astype(bool)
     if c.shape[1] < 1 or c.shape[0] < 1:
@@ -221,7 +226,7 @@ def as_table(values: Any, n: int, k: int, dtype: Any, place: str, signed: bool =
     if not signed:
         wrong |= table < 0
     if wrong.any():
-        row, column = np.argwhere(wrong)[0]
+        row, column = first_place(wrong)
         kind = "whole number" if np.issubdtype(out.dtype, np.integer) else "finite number"
         least = "" if signed else " of 0 or more"
         raise UserError(f"{place}: row {row}, column {column} is {table[row, column]}; expected a {kind}{least}")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, first_place, make_dataset
 from crosel.data.images import ImageSource, StoredImage, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
@@ -113,7 +113,7 @@ def as_features(values: Array, place: Callable[[int], str], names: Sequence[str]
     with np.errstate(over="ignore"):
         out: NDArray[np.float32] = values.astype(np.float32)
     if not np.isfinite(out).all():
-        row, column = np.argwhere(~np.isfinite(out))[0]
+        row, column = first_place(~np.isfinite(out))
         value = values[row, column]
         what = "NaN" if np.isnan(value) else "an infinite value" if np.isinf(value) else f"{value:g} is too large"
         raise UserError(f"{place(int(row))}, column {quoted(names[column])}: {what}; fill it in or drop the row")

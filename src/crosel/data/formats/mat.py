@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, make_dataset
+from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, first_place, make_dataset
 from crosel.data.formats.base import Chunk, Format, InputSpec, array_chunks
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import check_cells
@@ -99,7 +99,7 @@ def _one_hot(value: Any, n: int, path: Path, name: str) -> Array:
     check_cells(table.shape[0], table.shape[1], 9, path)
     dense = _dense(table)
     if not np.isin(dense, (0, 1)).all():
-        row, column = np.argwhere(~np.isin(dense, (0, 1)))[0]
+        row, column = first_place(~np.isin(dense, (0, 1)))
         raise UserError(
             f"{path}: '{name}': example {row}, class {column} is {dense[row, column]}; only 0 and 1 are allowed"
         )

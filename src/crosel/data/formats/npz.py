@@ -123,9 +123,30 @@ def _read_arrays(path: Path) -> dict[str, Any]:
         if unknown:
             near = did_you_mean(unknown[0], FIELDS)
             raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known arrays: {', '.join(FIELDS)}")
-        # Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
-        check_bytes(sum(member.file_size for member in members.infolist()), "its content", path)
+        check_bytes(sum(_working_bytes(members, member) for member in members.infolist()), "its content", path)
         return {name: _read_array(archive, name, path) for name in archive.files}
+
+
+def _working_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+    """What an array takes at the most, while it is checked and brought into our form.
+
+    Compressed zeros can unfold to any size: what the archive says is all that is ever unpacked.
+    """
+    with members.open(member) as stream:
+        try:
+            shape, _, dtype = _npy_header(stream)
+        except ValueError:  # not an array, which is said when it is read, or one with a header of another kind
+            return 18 * member.file_size
+    numbers, width = math.prod(shape), dtype.itemsize
+    if numbers * width > member.file_size:  # it is cut short, which is said when it is read
+        return member.file_size
+    if dtype.kind in "US":  # as Python's own texts
+        return numbers * (2 * width + 64)
+    if not member.filename.startswith("x"):
+        return numbers * (2 * width + 16)
+    if len(shape) == 2:
+        return numbers * (width + 6)
+    return numbers * (2 if dtype == np.uint8 else 3 * width + 3)
 
 
 @contextmanager
@@ -288,6 +309,7 @@ class _StoredArray:
         """(first row, at most so many rows), from the start to the end."""
         n = self.shape[0]
         if self._by_columns:  # there are no rows to read one after the other
+            check_bytes(_working_bytes(self._members, self._members.getinfo(self._member)), "its content", self.path)
             with np.load(self.path, allow_pickle=False) as archive:
                 x = archive["x"]
             yield from ((start, x[start : start + rows]) for start in range(0, n, rows))
