@@ -125,7 +125,7 @@ def _of_settings() -> dict[str, Kind]:
     from crosel.bench.suite import expand, read_suite
     from crosel.config import build_config
     from crosel.data.tree import read_tree
-    from crosel.utils.yaml_files import read_yaml
+    from crosel.utils.settings import read_yaml
 
     config = (b"source: digits\nseed: 3\ntrain: {epochs: 2, lr: 0.1}\n"
               b"method: {name: proden}\nnetwork: {name: mlp, width: 4}\n")  # fmt: skip
@@ -183,8 +183,7 @@ def _of_runs(run: Path) -> dict[str, Kind]:
     from crosel.data import load
     from crosel.estimator import PartialLabelClassifier
     from crosel.report.run import read_runs
-    from crosel.runs.corrections import read_corrections
-    from crosel.runs.decisions import DecisionLog
+    from crosel.runs.corrections import DecisionLog, read_corrections
     from crosel.runs.folder import RunFolder
     from crosel.runs.labels import LabelStudio, read_labels, write_labels
     from crosel.runs.result import NetworkLabels, Result, TrainingSet, _load_error, _load_predictions

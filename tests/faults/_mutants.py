@@ -37,7 +37,7 @@ _VALUES = [
     "planted:build", "text/planted", "timm/planted", "tree:file=/dev/zero", "uniform:q=0.3", "digits", "é" * 300,
 ]  # fmt: skip
 _CELLS = ["", "nan", "inf", "1e400", "x" * 200_000, '"', "-1", "a\0b", "é", ",", "=1+1", "\u2028", "3", "1.000"]
-HAS_PAGE = importlib.util.find_spec("fastapi") is not None
+HAS_PAGE = all(map(importlib.util.find_spec, ("fastapi", "uvicorn")))
 # A module of the stranger's, on the path of whoever opens the run: it must not be imported.
 PLANTED = "open('ran', 'w')\ndef build(classes, shape):\n    open('ran', 'w')\n"
 
@@ -113,7 +113,7 @@ def make_base(work: Path, kind: str) -> Base:
     run = work / "runs" / asked.name
     result = run_cli("train", *asked.arguments, "--out", run)
     assert result.code == 0, result.err
-    from crosel.runs.decisions import Decision, DecisionLog
+    from crosel.runs.corrections import Decision, DecisionLog
     from crosel.runs.folder import RunFolder
 
     examples = RunFolder(run).training_set()

@@ -22,8 +22,10 @@ from soak.spread import spread
 
 KILLS = 200
 # The write of a decision, its flush, and what lies between them and the answer.
-CHOSEN = (("os:fsync", 40), ("os:write", 40), ("crosel.runs.decisions:DecisionLog._append", 40),
-          ("crosel.runs.decisions:Decisions.decide", 40), ("crosel.runs.decisions:DecisionLog.undo", 5))  # fmt: skip
+CHOSEN = (
+    ("os:fsync", 40), ("os:write", 40), ("crosel.runs.corrections:DecisionLog._append", 40),
+    ("crosel.runs.corrections:Decisions.decide", 40), ("crosel.runs.corrections:DecisionLog.undo", 5),
+)  # fmt: skip
 
 
 def soak(folder: Path, kills: int, seed: int, until: float = math.inf) -> Counter[str]:

@@ -20,7 +20,7 @@ from soak.stores import kill_and_go_on, make_images
 KILLS = 200
 CHOSEN = (
     ("crosel.data.embeddings:_append", 10), ("crosel.data.embeddings:EmbeddingStore.add", 5), ("os:fsync", 8),
-    ("os:ftruncate", 2), ("os:replace", 6), ("crosel.runs.recorder:Recorder.on_epoch", 2),
+    ("os:ftruncate", 2), ("os:replace", 6), ("crosel.runs.folder:Recorder.on_epoch", 2),
 )  # fmt: skip
 SETTINGS = ("network.name=timm/tiny", "train.epochs=2", "train.batch_size=32", "train.folds=0")
 

@@ -83,8 +83,6 @@ def _work(folder: Path, turns: Any, found: Any) -> None:
             found.put({**row, "seconds": time.monotonic() - began})
     except BaseException:
         found.put({"kind": "broken", "error": traceback.format_exc()})
-        sys.stdout.flush()
-        os._exit(1)
 
 
 class Total:
