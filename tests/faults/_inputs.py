@@ -185,7 +185,7 @@ def _of_runs(run: Path) -> dict[str, Kind]:
     from crosel.report.run import read_runs
     from crosel.runs.corrections import DecisionLog, read_corrections
     from crosel.runs.folder import RunFolder
-    from crosel.runs.labels import LabelStudio, read_labels, write_labels
+    from crosel.runs.labels import LabelStudioNames, read_labels, write_labels
     from crosel.runs.result import NetworkLabels, Result, TrainingSet, _load_error, _load_predictions
     from crosel.training.checkpoint import load_newest
 
@@ -203,7 +203,7 @@ def _of_runs(run: Path) -> dict[str, Kind]:
         DecisionLog(path, examples.ids, examples.classes).close()
 
     def tasks(path: Path) -> None:
-        write_labels(result, path.with_name("tasks-out.json"), LabelStudio(tasks=path))
+        write_labels(result, path.with_name("tasks-out.json"), LabelStudioNames(tasks=path))
 
     def checkpoints(path: Path) -> object:
         """Under the name that its content asks for, alone in a folder."""

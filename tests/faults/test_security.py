@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from crosel.bench.tables.build import Row, Table
+from crosel.bench.tables.build import ResultsTable, Row
 from crosel.bench.tables.render import csv_text
 from crosel.config import build_config
 from crosel.errors import UserError
@@ -235,7 +235,7 @@ def test_candidate_sets_that_unfold_without_end(
 def test_no_formula_in_tables_as_csv() -> None:
     """labels.csv, predictions and corrections: tests/labels, tests/review. All go through one function."""
     row = Row(method="=cmd|' /C calc'!A0", settings={"+x": "@y"}, network="-2+3", epochs=3, seeds=(0,), metrics={})
-    text = csv_text([Table("=HYPERLINK(1)", "@SUM(A1)", (row,))])
+    text = csv_text([ResultsTable("=HYPERLINK(1)", "@SUM(A1)", (row,))])
     first, second = list(csv.reader(io.StringIO(text)))
     for cell in second:
         assert not cell or cell[0] not in "=+-@\t\r", cell
