@@ -180,11 +180,24 @@ def table_inputs(table: Table, settings: DataSettings, progress: OnImages | None
         raise UserError(
             f"{table.head}: there are no inputs; add a column 'path' with images, 'text', or columns of numbers{hint}"
         )
-    root = image_root(settings, table.path)
-    paths = table.parsed("path", lambda cell: image_path(cell, root))
-    places = [table.place(row, "path") for row in range(table.n)]
-    if not (settings.skip_bad or paths[0].exists()):
+    return table_images(table, "path", table.columns["path"], settings, progress)
+
+
+def table_images(
+    table: Table, role: str | None, cells: Sequence[Any], settings: DataSettings, progress: OnImages | None
+) -> tuple[Examples, dict[int, str]]:
+    """The images that cells name, one for each row: those of the column with this role, or the names of the rows."""
+    root, paths = image_root(settings, table.path), list[ImageSource]()
+    places = [table.place(row, role) for row in range(table.n)]
+    for place, cell in zip(places, cells, strict=True):
+        try:
+            paths.append(image_path(cell, root))
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from None
+    if paths and not (settings.skip_bad or paths[0].exists()):
         hint = "if paths are relative to another folder: --set data.image_root=FOLDER"
+        if role != "path":
+            hint += "; if these are ids, give the file with their inputs: --set data.inputs=FILE"
         raise UserError(f"{places[0]}: {quoted(str(paths[0]))}: no such image file; {hint}")
     return read_usable_images(paths, settings, places, table.path, progress)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,19 @@ import numpy as np
 
 from crosel.data.columns import ALL_ROWS, ANNOTATOR, NAME_THEM
 from crosel.data.dataset import Array, Dataset, make_dataset, only_rows
-from crosel.data.images import OR_SKIP, SUFFIXES, bad_inputs_note, read_usable_images
+from crosel.data.images import OR_SKIP, SUFFIXES, bad_inputs_note
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
-from crosel.data.table import Table, image_path, image_root, index_of, optional_label, own_ids, without_repeated
-from crosel.data.texts import NEEDS_BACKBONE, embed_texts
+from crosel.data.table import (
+    Table,
+    image_root,
+    index_of,
+    optional_label,
+    own_ids,
+    table_images,
+    table_inputs,
+    without_repeated,
+)
 from crosel.data.vocabulary import (
     EMPTY,
     NO_VOTE,
@@ -151,21 +159,17 @@ def long_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
     for row, task in enumerate(tasks):
         first.setdefault(task, row)
     votes = _distinct_votes(table, tasks, labels, settings.skip_bad)
-    features = _features_of(table, tasks, first)
-    cells = None
+    features, columns = _features_of(table, tasks, first), {key: list[Any](first)}
     if "path" in table.columns and settings.inputs is None:
         found = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in table.columns["path"]]
         paths = _same(table, tasks, "path", found)
-        cells = [paths.get(task, "") for task in first]
-    texts = None
+        columns["path"] = [paths.get(task, "") for task in first]
     if "text" in table.columns and settings.inputs is None:
         said = _same(table, tasks, "text", [cell or None for cell in table.columns["text"]])
-        texts = [said.get(task) for task in first]
-    rows, role = list(first.values()), "text" if settings.takes_texts else key if cells is None else "path"
-    inputs = join_inputs(
-        list(first), lambda at: table.place(rows[at], role), table.path, settings, progress, features, cells,
-        texts, table.feature_names,
-    )  # fmt: skip
+        columns["text"] = [said.get(task) for task in first]
+    lines = [table.lines[row] for row in first.values()]
+    examples = replace(table, lines=lines, columns=columns, features=features)
+    inputs = join_inputs(examples, list(first), settings, progress)
     truth = truth_of(table, tasks, "truth", no_vote, notes)
     again = sum(map(len, labels)) - len(votes)
     notes += [f"repeated votes, left out: {again}"] if again else []
@@ -235,12 +239,7 @@ def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) 
         notes.append(f"votes: {_some(list(table.texts))}{features}")
         if settings.annotators is None:
             notes += _strangers({name: {v for cell in set(c) for v in known[cell]} for name, c in table.texts.items()})
-    role = "path" if "path" in table.columns and settings.inputs is None else table.key
-    role = "text" if settings.takes_texts and settings.inputs is None else role
-    inputs = join_inputs(
-        names, lambda row: table.place(row, role), table.path, settings, progress, table.features,
-        table.columns.get("path"), table.columns.get("text"), table.feature_names,
-    )  # fmt: skip
+    inputs = join_inputs(table, names, settings, progress)
     votes = [
         (row, label, row, column)
         for column, cells in table.texts.items()
@@ -282,10 +281,7 @@ def score_table(table: Table, settings: DataSettings, progress: OnImages | None)
             raise UserError(f"{table.head}: no column of scores for class {missing[0]!r}{near}")
         scores, classes = scores[:, [classes.index(name) for name in settings.classes]], settings.classes
     names = own_ids(table)
-    inputs = join_inputs(
-        names, lambda row: table.place(row, table.key), table.path, settings, progress, None, table.columns.get("path"),
-        table.columns.get("text"),
-    )  # fmt: skip
+    inputs = join_inputs(replace(table, features=None), names, settings, progress)
     own = truth_of(table, names, "truth" if "truth" in table.columns else "label", no_votes(classes), notes)
     return annotated(inputs, Vocabulary((), classes), table.path, settings, own, notes, scores=scores)
 
@@ -308,45 +304,21 @@ class Inputs:
     bad: Mapping[int, str] = field(default_factory=dict)  # rows to be left out, and why
 
 
-def join_inputs(
-    names: Sequence[str],
-    place: Callable[[int], str],
-    path: Path,
-    settings: DataSettings,
-    progress: OnImages | None,
-    features: Array | None = None,
-    image_cells: Sequence[Any] | None = None,
-    texts: Sequence[Any] | None = None,
-    columns: tuple[str, ...] | None = None,  # names of the features
-) -> Inputs:
-    """Inputs for examples known by name: from `data.inputs`, else texts if the network takes them, else features
-    beside, else the images they name."""
-    if settings.sets_alone and features is None:
+def join_inputs(table: Table, names: Sequence[str], settings: DataSettings, progress: OnImages | None) -> Inputs:
+    """Inputs of examples that are known by name, one for each row: from `data.inputs`, else texts if the network takes
+    them, else features beside, else the images that the rows or their names name."""
+    if settings.sets_alone and table.features is None:
         return Inputs(np.zeros((len(names), 1), np.float32), tuple(names), columns=NOT_READ)
+    role = "text" if settings.takes_texts else "path" if "path" in table.columns else table.key
     if settings.inputs is not None:
-        return _joined(names, place, Path(settings.inputs), settings, progress)
-    if settings.takes_texts:
-        if texts is None:
-            raise UserError(f"{path}: there is no column 'text', and the network takes texts; add it")
-        x, bad = embed_texts(texts, place, settings, path, progress)
-        return Inputs(x, tuple(names), bad=bad)
-    if features is not None:
-        return Inputs(features, tuple(names), columns=columns)
-    if texts is not None and image_cells is None:
-        raise UserError(f"{path}: to learn from column 'text', choose a network for texts: {NEEDS_BACKBONE}")
-    root = image_root(settings, path)
-    paths = []
-    for row, cell in enumerate(image_cells or names):
-        try:
-            paths.append(image_path(cell, root))
-        except ValueError as error:
-            raise UserError(f"{place(row)}: {error}") from None
-    if paths and not paths[0].exists() and not settings.skip_bad:
-        raise UserError(
-            f"{place(0)}: {quoted(str(paths[0]))} is not an image file; if paths are relative to another folder: "
-            "--set data.image_root=FOLDER; if these are ids, give the file with their inputs: --set data.inputs=FILE"
-        )
-    images, bad = read_usable_images(paths, settings, [place(r) for r in range(len(paths))], path, progress)
+        role = table.key
+    role = role if role in table.titles else None
+    if settings.inputs is not None:
+        return _joined(names, lambda row: table.place(row, role), Path(settings.inputs), settings, progress)
+    if settings.takes_texts or table.features is not None or {"text"} == table.columns.keys() & {"text", "path"}:
+        x, bad = table_inputs(table, settings, progress)
+        return Inputs(x, tuple(names), columns=None if settings.takes_texts else table.feature_names, bad=bad)
+    images, bad = table_images(table, role, table.columns.get("path", names), settings, progress)
     return Inputs(images, tuple(names), bad=bad)
 
 

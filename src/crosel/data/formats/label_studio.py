@@ -13,7 +13,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.formats.base import Format
 from crosel.data.images import ends_as_image
 from crosel.data.settings import DataSettings, OnImages
-from crosel.data.table import image_root
+from crosel.data.table import Table, image_root
 from crosel.data.text import read_json
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import join_inputs, votes_dataset
@@ -45,10 +45,11 @@ class LabelStudio(Format):
             raise UserError(f"{path}: none of the {len(tasks)} tasks has a choice{under}; label some of them first")
         root = image_root(settings, path)
         images = [_image_text(image or "", root) for image in found.images]
-        inputs = join_inputs(found.names, found.places.__getitem__, path, settings, progress, None, images)
+        table = Table(path, found.numbers, {"id": found.names, "path": images}, {}, unit="task")
+        inputs = join_inputs(table, found.names, settings, progress)
         votes = [(row, label, row, "choices") for row, ticked in enumerate(found.ticked) for label in ticked]
         notes = [f"{what}, left out: {count}" for what, count in found.left_out.items()]
-        return votes_dataset(inputs, votes, lambda row, _: found.places[row], path, settings, None, notes)
+        return votes_dataset(inputs, votes, lambda row, _: table.place(row), path, settings, None, notes)
 
 
 def _image_text(value: str, root: Path) -> str:
@@ -106,7 +107,7 @@ class _Tasks:
 
     names: list[str] = field(default_factory=list)
     images: list[str | None] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     ticked: list[list[str]] = field(default_factory=list)
     fields: set[str] = field(default_factory=set)  # names of the labelling config under which choices stand
     left_out: Counter[str] = field(default_factory=Counter)
@@ -141,7 +142,7 @@ def _read_tasks(tasks: list[Any], path: Path, settings: DataSettings) -> _Tasks:
             raise UserError(f"{place}: no image in 'data'; give the file with the inputs: --set data.inputs=FILE")
         found.names.append(name)
         found.images.append(image)
-        found.places.append(place)
+        found.numbers.append(number)
         found.ticked.append(ticked)
     return found
 

@@ -19,6 +19,7 @@ from crosel.data.dataset import ANY_CLASS, Array, Dataset, as_labels, check_fini
 from crosel.data.formats.base import Chunk, Format, InputSpec
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
+from crosel.data.table import Table
 from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.data.votes import Inputs, join_inputs
 from crosel.errors import UserError
@@ -265,7 +266,7 @@ def _with_inputs(
     if raw.ndim != 2:
         raise UserError(f"{path}: votes and scores must be tables [n, k], not of shape {raw.shape}")
     names = ids or [str(row) for row in range(len(raw))]
-    joined = join_inputs(names, lambda row: f"{path}, row {row}", path, settings, progress)
+    joined = join_inputs(Table(path, range(len(names)), {"id": names}, {}, unit="row"), names, settings, progress)
     if joined.bad:
         raise UserError(joined.bad[min(joined.bad)])
     if joined.columns is not None:
