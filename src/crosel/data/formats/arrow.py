@@ -127,16 +127,7 @@ class ArrowRows(Rows):
         names = self.class_names.get(title)
         return values if names is None else [_named(value, names) for value in values]
 
-    def number_names(self) -> list[str]:
-        return [name for title in self.features for name in self._names_of(title)]
-
-    def _names_of(self, title: str) -> list[str]:
-        """A name for each number of a column, as the first row shows. Of a list of one, it is the column's."""
-        width = self._width(title)
-        return [title] if width in (None, 1) else [f"{title}[{i}]" for i in range(width)]
-
-    def _width(self, title: str) -> int | None:
-        """How long the lists of a column are; None: it holds no lists."""
+    def width(self, title: str) -> int | None:
         if not _is_list(self.schema.field(title).type):
             return None
         width = len(self.cell(self.first, title) or ())
@@ -148,11 +139,8 @@ class ArrowRows(Rows):
         self._needed = []
 
     def numbers(self, names: Sequence[str], others_allowed: bool = False) -> Numbers:
-        chosen = set(names)
-        self._needed = [title for title in self.features if not chosen.isdisjoint(self._names_of(title))]
-        widths = {title: self._width(title) for title in self._needed}
-        there = [name for title in self._needed for name in self._names_of(title)]
-        order = [there.index(name) for name in names]
+        widths, order = self.columns_with(names)
+        self._needed = list(widths)
 
         def numbers(line: int, row: Any) -> Sequence[float]:
             batch, at = row

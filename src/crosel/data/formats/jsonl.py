@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,35 +46,25 @@ class JsonlRows(Rows):
     def cell(self, row: Any, title: str) -> Any:
         return row.get(title)
 
-    def number_names(self) -> list[str]:
-        return _number_names(self._lengths(self.features))
+    def width(self, title: str) -> int | None:
+        value = self.first[title]
+        return len(value) if title.lower() in _LISTS and isinstance(value, list) else None
 
     def ignore_features(self) -> None:
         self._needed, self._others_allowed = [], True
 
     def numbers(self, names: Sequence[str], others_allowed: bool = False) -> Numbers:
-        chosen = set(names)
-        keys = [key for key in self.features if not chosen.isdisjoint(_number_names(self._lengths([key])))]
-        self._needed, self._others_allowed = keys, others_allowed
-        lengths = self._lengths(keys)
+        lengths, order = self.columns_with(names)
+        self._needed, self._others_allowed = list(lengths), others_allowed
         _row_numbers(self.first, lengths, f"{self.path}, line {self.line}")  # says what is wrong before widths do
-        there = _number_names(lengths)
-        if there == list(names):
+        if order == list(range(sum(1 if length is None else length for length in lengths.values()))):
             return lambda line, row: tuple(_row_numbers(row, lengths, f"{self.path}, line {line}"))
-        places = {name: at for at, name in enumerate(there)}
-        order = [places[name] for name in names]
 
         def numbers(line: int, row: dict[str, Any]) -> tuple[float, ...]:
             values = _row_numbers(row, lengths, f"{self.path}, line {line}")
             return tuple(map(values.__getitem__, order))
 
         return numbers
-
-    def _lengths(self, keys: Iterable[str]) -> Lengths:
-        first = self.first
-        return {
-            key: len(first[key]) if key.lower() in _LISTS and isinstance(first[key], list) else None for key in keys
-        }
 
     def _check_keys(self, row: dict[str, Any], line: int) -> None:
         """Take in what may come late; a key that comes and goes otherwise is no column."""
@@ -96,14 +86,6 @@ class JsonlRows(Rows):
         if late:
             what = "not in the first row; give all rows the same"
             raise UserError(f"{self.path}, line {line}, column {quoted(late[0])}: {what}")
-
-
-def _number_names(lengths: Lengths) -> list[str]:
-    """A name for each number. Of a list of one, it is the list's, as that of a number."""
-    names: list[str] = []
-    for key, length in lengths.items():
-        names += [key] if length in (None, 1) else [f"{key}[{i}]" for i in range(length)]
-    return names
 
 
 def _row_numbers(row: dict[str, Any], lengths: Lengths, place: str) -> list[float]:

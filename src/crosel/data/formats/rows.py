@@ -74,9 +74,24 @@ class Rows:
         """What a row holds in a column."""
         raise NotImplementedError
 
-    def number_names(self) -> list[str]:
-        """A name for each number: a column may hold several."""
-        return self.features
+    def width(self, title: str) -> int | None:
+        """How long the lists of a column are; None: it holds no lists."""
+        return None
+
+    def number_names(self, titles: Sequence[str] | None = None) -> list[str]:
+        """A name for each number of these columns: one may hold several. Of a list of one, it is the column's."""
+        names: list[str] = []
+        for title in self.features if titles is None else titles:
+            width = self.width(title)
+            names += [title] if width in (None, 1) else [f"{title}[{i}]" for i in range(width)]
+        return names
+
+    def columns_with(self, names: Sequence[str]) -> tuple[dict[str, int | None], list[int]]:
+        """Columns that hold these numbers, with their widths, and where among all numbers of theirs each is."""
+        wanted = set(names)
+        widths = {title: self.width(title) for title in self.features if wanted & set(self.number_names([title]))}
+        places = {name: at for at, name in enumerate(self.number_names(list(widths)))}
+        return widths, [places[name] for name in names]
 
     def numbers(self, names: Sequence[str], others_allowed: bool = False) -> Numbers:
         """What takes these numbers out of a row; rows may then have other columns, too, or not."""
