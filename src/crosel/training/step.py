@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from crosel.errors import Diverged
-from crosel.methods.base import Batch, Losses, Method, Stream
+from crosel.methods.base import Batch, Losses, Method, MethodSettings, Stream
 from crosel.nn.casts import SharedCasts
 from crosel.nn.cuda import capture
 from crosel.training.devices import compute_context, deterministic_cudnn
@@ -23,11 +23,6 @@ from crosel.training.optimiser import optimiser_state
 from crosel.training.session import Session
 from crosel.utils.out_of_memory import free_frames, is_out_of_memory
 from crosel.utils.text import some_of
-
-if TYPE_CHECKING:
-    from crosel.methods.base import MethodSettings
-    from crosel.training.session import Session
-
 
 logger = logging.getLogger(__name__)
 
