@@ -26,7 +26,7 @@ from _support import TINY, CroselCli, TinyRun, small_arrays
 from _terminal import Terminal
 
 from crosel import __version__
-from crosel.bench.execution import Options, Progress
+from crosel.bench.execution import BenchScreen, Options
 from crosel.config import build_config, check_config
 from crosel.estimator import CroSelClassifier
 from crosel.methods import base, methods
@@ -613,7 +613,7 @@ def test_a_stream_that_takes_nothing_ends_no_run(monkeypatch: pytest.MonkeyPatch
         console.say("a whole line")
     console.close()
     assert len(tries) == 1, "after the first failure it is quiet"
-    board = Progress([], Options(Path("bench")), Full())
+    board = BenchScreen([], Options(Path("bench")), Full())
     for _ in range(3):
         board.say("a whole line")
         board.tick()
