@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,11 @@ from crosel.errors import UserError
 from crosel.utils.files import claim
 from crosel.utils.system import workers
 
+if TYPE_CHECKING:
+    from crosel.data.settings import DataSettings
+
 FOLDER = ".crosel-cache"
+OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _DIGEST = 16  # bytes of the digest of an example's content
 _BATCH = 64  # examples that pass through the backbone at once
 
@@ -227,3 +231,37 @@ def _ahead(pool: Executor, work: Callable[[int], Any], rows: Iterable[int], most
     finally:  # the caller has seen enough, or Ctrl-C
         for task in under_way:
             task.cancel()
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+NEEDS_BACKBONE = "--set network.name=text/all-MiniLM-L6-v2 (it needs pip install 'crosel[text]')"
+
+
+def embed_texts(
+    cells: Sequence[Any],
+    place: Callable[[int], str],
+    settings: DataSettings,
+    beside: Path | None,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], dict[int, str]]:
+    """Embeddings [n, d] of texts, and the rows without one, which `data.skip_bad` leaves out."""
+    embedder = settings.embedder
+    assert embedder is not None
+
+    def read(row: int) -> bytes:
+        cell = cells[row]
+        if not isinstance(cell, str) or not cell.strip():
+            raise ValueError("there is no text; fill it in or drop the row")
+        return cell.encode("utf-8", "surrogatepass")
+
+    def prepare(content: bytes) -> Any:
+        return embedder.encoder.prepare(content.decode("utf-8", "replace"))
+
+    kept = beside if settings.cache else None
+    x, failed = embedder.embed(len(cells), read, prepare, kept, progress, settings.skip_bad)
+    bad = {row: f"{place(row)}: {error}" for row, error in failed.items()}
+    if bad and (not settings.skip_bad or len(bad) == len(cells)):
+        raise UserError(bad[min(bad)] + ("" if settings.skip_bad else OR_SKIP))
+    embedder.remember(x, cells)
+    return x, bad

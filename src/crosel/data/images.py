@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crosel.data.embeddings import FOLDER, Embedder
+from crosel.data.embeddings import FOLDER, OR_SKIP, Embedder
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples, ImageStore, fits_in_memory
 from crosel.errors import UserError
@@ -34,7 +34,6 @@ from crosel.utils.text import has_control_characters, one_line
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 THUMBNAIL = 256  # pixels of the longer side of an image that people look at
-OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _CACHE_VERSION = 4  # raise it when the same files give other pixels, or the cache is written in another way
 _BATCH = 64  # images to a task: enough that handing them out costs nothing
 _BATCH_BYTES = 1 << 24  # that they may take, where images are large

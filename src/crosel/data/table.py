@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, first_place, make_dataset
+from crosel.data.embeddings import NEEDS_BACKBONE, embed_texts
 from crosel.data.images import ImageSource, StoredImage, bad_inputs_note, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
-from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import (
     EMPTY,
     Vocabulary,

@@ -15,10 +15,9 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 
 from crosel.data.dataset import as_candidates, as_inputs, check_numbers
-from crosel.data.embeddings import Embedder, Encoder
+from crosel.data.embeddings import Embedder, Encoder, embed_texts
 from crosel.data.images import embed_arrays
 from crosel.data.settings import DataSettings
-from crosel.data.texts import embed_texts
 from crosel.errors import UserError
 from crosel.utils.system import check_bytes
 

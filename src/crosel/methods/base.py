@@ -25,9 +25,6 @@ Rules that make several processes learn what one would (`utils.distributed`; wit
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +41,7 @@ from crosel.errors import UserError
 from crosel.methods.losses import log_candidate_weights
 from crosel.utils.distributed import SINGLE_PROCESS, World
 from crosel.utils.settings import Settings
+from crosel.utils.system import import_by_name
 from crosel.utils.text import choose_from, one_line
 
 
@@ -320,11 +318,8 @@ def import_method(name: str) -> type[Method]:
     """The user's own class that a name `module:Class` stands for, known by that name from now on."""
     if name in _METHODS:
         return _METHODS[name]
-    module, _, attribute = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
-        sys.path.append(here)  # last, so that a file here takes the place of no installed package
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = import_by_name(name)
     except (Exception, SystemExit) as error:  # whatever a module may do
         raise UserError(
             f"method '{name}' cannot be imported ({one_line(f'{type(error).__name__}: {error}')}); check the name, and "

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import math
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -22,6 +20,7 @@ from crosel.nn.fine_tuning import FineTuned
 from crosel.nn.networks import MLP, ResNet18, SmallCNN, WideResNet
 from crosel.utils.out_of_memory import is_out_of_memory
 from crosel.utils.settings import Settings
+from crosel.utils.system import import_by_name
 from crosel.utils.text import did_you_mean, one_line
 
 NetworkFactory = Callable[[], nn.Module]
@@ -164,11 +163,8 @@ def network_factory(
 
 
 def _import_factory(name: str, classes: int, shape: Shape) -> NetworkFactory:
-    module_name, _, attribute = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
-        sys.path.append(here)  # last, so that a file here takes the place of no installed package
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
+        factory = import_by_name(name)
     except (Exception, SystemExit) as error:  # a script may end itself
         if told := user_code_error(name, error):
             raise UserError(f"network '{name}' cannot be imported: {told}") from error

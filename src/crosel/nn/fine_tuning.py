@@ -33,7 +33,7 @@ class FineTuned(nn.Module):
         with torch.no_grad():
             self.head = MLP(_body_width(body, self.size, settings.name), classes, settings.hidden)
         self.feature_size = self.head.feature_size
-        self.examples_apart = not settings.hidden  # hidden layers of the head have a batch norm that learns
+        self.independent_rows = not settings.hidden  # hidden layers of the head have a batch norm that learns
         if settings.checkpointing:
             keep_less: Any = getattr(body, "set_grad_checkpointing", None)
             if keep_less is None:

@@ -150,10 +150,10 @@ def forward_split_bn(network: nn.Module, *batches: Tensor) -> list[Tensor]:
     """Logits of each batch, as from a pass of its own: batch norm takes its statistics from that batch alone.
 
     Where the fused kernels run, it is one pass of a network whose batch norms all know of parts, or take no statistics
-    of a batch (`examples_apart`): convolutions of 64 examples do not fill a large card.
+    of a batch (`independent_rows`): convolutions of 64 examples do not fill a large card.
     """
     several = 2 <= len(batches) <= fused.MAX_PARTS
-    one_pass = getattr(network, "examples_apart", False) or _norms_support_parts(network)
+    one_pass = getattr(network, "independent_rows", False) or _norms_support_parts(network)
     if not (several and fused.available(batches[0]) and one_pass):
         return [network(x) for x in batches]
     sizes = [len(x) for x in batches]

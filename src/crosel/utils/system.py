@@ -88,6 +88,14 @@ def processes_here() -> int:
     return max(1, int(found)) if found.isdecimal() else 1
 
 
+def import_by_name(name: str) -> Any:
+    """What `module:attribute` stands for, of an installed package or of a file in the working folder."""
+    module, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # which a command has not, other than `python -m`
+        sys.path.append(here)  # last, so that a file here takes the place of no installed package
+    return getattr(import_module(module), attribute)
+
+
 _POSITION = threading.Lock()  # of a file, where reading and moving are two calls
 
 

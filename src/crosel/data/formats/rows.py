@@ -16,7 +16,7 @@ import numpy as np
 
 from crosel.data.columns import ALL_ROWS, are_votes, refuse_unnamed_images
 from crosel.data.dataset import Dataset
-from crosel.data.embeddings import Embedder
+from crosel.data.embeddings import NEEDS_BACKBONE, Embedder, embed_texts
 from crosel.data.formats.base import Chunk, Format, InputSpec, image_chunks
 from crosel.data.images import ImageSource, StoredImage
 from crosel.data.settings import DataSettings, OnImages, TableKind
@@ -32,7 +32,6 @@ from crosel.data.table import (
     table_inputs,
     with_truth,
 )
-from crosel.data.texts import NEEDS_BACKBONE, embed_texts
 from crosel.data.vocabulary import label_name
 from crosel.data.votes import Inputs, long_votes, score_table, wide_votes
 from crosel.errors import UserError
