@@ -339,7 +339,7 @@ def test_own_factory_by_import_string(user_module):
 
 def test_own_factory_needs_trust(monkeypatch):
     """Nothing is imported before trust is given."""
-    monkeypatch.setattr("crosel.nn.factory.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("crosel.nn.factory.import_by_name", lambda name: pytest.fail(f"imported {name}"))
     with pytest.raises(UserError, match=r"'somewhere:build' is code from outside crosel; add --trust-code"):
         network_factory(NetworkSettings(name="somewhere:build"), (5,), 3)
 
