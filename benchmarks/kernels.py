@@ -49,7 +49,8 @@ from variants import off
 from crosel.data import Dataset
 from crosel.errors import UserError
 from crosel.nn import fused
-from crosel.nn.casts import Conv2d, shared_cast
+from crosel.nn.casts import shared_cast
+from crosel.nn.convolution import Conv3x3
 from crosel.nn.networks import ResidualNetwork
 from crosel.training.devices import pick_device
 
@@ -577,7 +578,7 @@ def by_triton(convs: Counter[Conv], batch: int, limit: float, device: torch.devi
                     wait(device)
                     row["compile_s"] = time.perf_counter() - start
                     row["difference"] = float((out.float() - expected).norm() / expected.norm())
-                    if not row["difference"] < 1e-2:
+                    if not row["difference"] < 1e-3:  # another order of the same sums: up to 5e-4
                         row["error"] = "not the same result"
                         continue
                     row["ms"] = timed(lambda i: implicit_gemm.compute(what, *sets[i], tiles), len(sets), device)  # noqa: B023
@@ -632,9 +633,9 @@ def with_triton(plans: dict[Conv, dict[str, dict[str, int]]]) -> Any:
     """Convolutions go by their plans inside this block."""
     import implicit_gemm
 
-    usual = Conv2d.forward
+    usual = Conv3x3.forward
 
-    def forward(self: Conv2d, x: Tensor) -> Tensor:
+    def forward(self: Conv3x3, x: Tensor) -> Tensor:
         plan = plans.get(Conv(self.in_channels, self.out_channels, self.kernel_size[0], self.stride[0], x.shape[2]))
         if plan is None or not x.is_contiguous(memory_format=torch.channels_last):
             return usual(self, x)
@@ -643,7 +644,7 @@ def with_triton(plans: dict[Conv, dict[str, dict[str, int]]]) -> Any:
             raise UserError(f"a weight is {weight.dtype}, {weight.stride()}, and its input {x.dtype}")
         return implicit_gemm.Convolution.apply(x, weight, plan)
 
-    return mock.patch.object(Conv2d, "forward", forward)
+    return mock.patch.object(Conv3x3, "forward", forward)
 
 
 def whole_steps(

@@ -19,22 +19,25 @@ from record import Arguments, end_with, save
 from speed import FAST, Steps, images, open_session, seconds
 
 from crosel.data import Dataset
+from crosel.nn.convolution import Conv3x3
 from crosel.nn.cuda import StreamPool
 from crosel.training.devices import pick_device
 
 TURNS, STEPS = 7, 20
-FORMS = ("all on", "parts", "casts", "lanes", "fused", "graphs")  # the name says what is off
+FORMS = ("all on", "parts", "casts", "lanes", "convolutions", "fused", "graphs")  # the name says what is off
 
 
 def off(form: str) -> AbstractContextManager[object]:
-    """Where the form says so: one network after the other (all lanes are the stream at hand), or a pass for each batch
-    instead of one in parts."""
+    """Where the form says so: one network after the other (all lanes are the stream at hand), a pass for each batch
+    instead of one in parts, or cuDNN's convolutions only."""
     if form == "lanes":
         return mock.patch.object(StreamPool, "stream", return_value=nullcontext())
     if form == "parts":
         return mock.patch(
             "crosel.methods.crosel.forward_split_bn", lambda network, *batches: [network(x) for x in batches]
         )
+    if form == "convolutions":
+        return mock.patch.object(Conv3x3, "_is_ours", return_value=False)
     return nullcontext()
 
 

@@ -67,7 +67,11 @@ class TrainSettings(Settings):
         description="on a GPU, run forward passes in bfloat16 (weights stay float32): true, false or auto: if the GPU "
         "has units for it",
     )
-    fused: bool = Field(True, description="on CUDA, fuse batch norm and ReLU (Triton) if the network allows it")
+    fused: bool = Field(
+        True,
+        description="on CUDA, kernels of our own (Triton) where the network allows it: batch norm and ReLU in one, "
+        "convolutions of 160 channels",
+    )
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it (CUDA graphs)")
     ema_decay: float = Field(
         0,

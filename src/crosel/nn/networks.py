@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from crosel.errors import UserError
 from crosel.nn import fused
 from crosel.nn.casts import Conv2d, Linear
+from crosel.nn.convolution import Conv3x3
 from crosel.nn.fused import add_norm_relu, norm_relu
 
 
@@ -41,17 +42,13 @@ class Classifier(nn.Module, ABC):
         return self.classify(self.features(x))
 
 
-def _conv3(inputs: int, outputs: int, stride: int = 1) -> Conv2d:
-    return Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-
-
 class _Block(nn.Module):
     """Pre-activation block. Where the width changes, the activated tensor feeds both branches."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(inputs), _conv3(inputs, outputs, stride)
-        self.norm2, self.conv2 = nn.BatchNorm2d(outputs), _conv3(outputs, outputs)
+        self.norm1, self.conv1 = nn.BatchNorm2d(inputs), Conv3x3(inputs, outputs, stride)
+        self.norm2, self.conv2 = nn.BatchNorm2d(outputs), Conv3x3(outputs, outputs)
         self.shortcut = Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -67,7 +64,7 @@ class ResidualNetwork(Classifier):
     def __init__(self, stem: int, widths: Sequence[int], blocks: int, classes: int, channels: int) -> None:
         """Each group has so many blocks; all but the first halve the image."""
         super().__init__(widths[-1], classes)
-        self.stem = _conv3(channels, stem)
+        self.stem = Conv3x3(channels, stem)
         made: list[_Block] = []
         inputs = stem
         for group, outputs in enumerate(widths):
@@ -118,11 +115,11 @@ class SmallCNN(Classifier):
     def __init__(self, classes: int, channels: int = 3, width: int = 32) -> None:
         super().__init__(2 * width, classes)
         self.body = nn.Sequential(
-            _conv3(channels, width), nn.BatchNorm2d(width), nn.ReLU(),
-            _conv3(width, width), nn.BatchNorm2d(width), nn.ReLU(),
+            Conv3x3(channels, width), nn.BatchNorm2d(width), nn.ReLU(),
+            Conv3x3(width, width), nn.BatchNorm2d(width), nn.ReLU(),
             nn.MaxPool2d(2, ceil_mode=True),
-            _conv3(width, 2 * width), nn.BatchNorm2d(2 * width), nn.ReLU(),
-            _conv3(2 * width, 2 * width), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            Conv3x3(width, 2 * width), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            Conv3x3(2 * width, 2 * width), nn.BatchNorm2d(2 * width), nn.ReLU(),
         )  # fmt: skip
 
     def features(self, x: Tensor) -> Tensor:

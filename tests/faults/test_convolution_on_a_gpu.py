@@ -1,0 +1,106 @@
+"""Our convolution on a card, at the sizes at which training uses it. Skipped without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from _on_a_gpu import EAGER, GPU, NEEDS_GPU, RECORDED, assert_same_bits, pictures, trained
+from torch import Tensor
+from torch.nn import functional as F
+
+from crosel.nn import convolution, fused
+from crosel.nn.casts import SharedCasts
+from crosel.nn.convolution import CHANNELS, Conv3x3
+from crosel.nn.cuda import StreamPool, capture
+from crosel.training.devices import deterministic_cudnn
+
+pytestmark = NEEDS_GPU
+
+
+def layer() -> Conv3x3:
+    return Conv3x3(CHANNELS, CHANNELS).to(GPU, memory_format=torch.channels_last)
+
+
+def images(n: int, side: int = 32) -> Tensor:
+    x = torch.randn(n, CHANNELS, side, side, device=GPU, dtype=torch.bfloat16)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def passes(conv: Conv3x3, x: Tensor, grad: Tensor, on: bool = True) -> list[Tensor]:
+    """Output, and the gradients of input and weight."""
+    conv.weight.grad = None
+    x, casts = x.detach().requires_grad_(), SharedCasts(conv)
+    with deterministic_cudnn(GPU), torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False), fused.enable(on):
+        with casts:
+            assert conv._is_ours(x) == on
+            out = conv(x)
+        out.backward(grad)
+    casts.accumulate_gradients()
+    assert x.grad is not None
+    assert conv.weight.grad is not None
+    return [out.detach(), x.grad, conv.weight.grad]
+
+
+@pytest.mark.parametrize(("n", "side"), [(64, 32), (128, 32), (192, 32), (129, 32), (257, 16), (21, 57)])
+def test_it_differs_from_float32_by_one_rounding(n: int, side: int) -> None:
+    """Value by value: where a few are wrong, the sum over all does not show it."""
+    torch.manual_seed(0)
+    conv, x, grad = layer(), images(n, side), images(n, side)
+    found = [passes(conv, x, grad) for _ in range(5)]
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True)), "not the same bits each time"
+    cudnn = passes(conv, x, grad, on=False)
+    assert torch.equal(found[0][1], cudnn[1]), "the gradient of the input is cuDNN's"
+    wide = [t.float().requires_grad_() for t in (x, conv.weight.detach().bfloat16())]
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        out = F.conv2d(*wide, padding=1)
+        out.backward(grad.float())
+    expected = [out.detach(), wide[0].grad, wide[1].grad]
+    for ours, theirs, true in zip(found[0], cudnn, expected, strict=True):
+        assert true is not None
+        torch.testing.assert_close(ours.float(), true, rtol=2**-8, atol=2e-3 * float(true.std()))
+        assert float((ours - true).norm()) <= 1.1 * float((theirs - true).norm())
+    assert [t.stride() for t in found[0]] == [t.stride() for t in cudnn]
+
+
+def test_recorded_on_two_streams_the_bits_are_the_same() -> None:
+    torch.manual_seed(0)
+    convs, inputs, grads = [layer() for _ in range(2)], [images(192) for _ in range(2)], [images(192) for _ in range(2)]
+    expected = [passes(*each) for each in zip(convs, inputs, grads, strict=True)]
+    found: list[list[Tensor]] = [[], []]
+
+    def work() -> None:
+        pool = StreamPool(GPU)
+        for v in range(2):
+            with pool.stream(v):
+                found[v] = passes(convs[v], inputs[v], grads[v])
+        pool.join()
+
+    work()
+    graph = capture(work)
+    for _ in range(20):
+        for t in (t for each in found for t in each):
+            t.zero_()
+        graph.replay()
+        for ours, once in zip(found, expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, once, strict=True))
+
+
+@pytest.mark.parametrize("name", ["cc", "crosel"])
+def test_same_seed_same_bits_recorded_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = convolution._weight_gradient, 0
+
+    def counted(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return real(*args)
+
+    monkeypatch.setattr(convolution, "_weight_gradient", counted)
+    data = pictures(side=32)
+    settings = ("network.name=wrn-10-10", "train.batch_size=64", "train.bf16=true")
+    first, again, eager = (trained(name, *settings, graphs, data=data) for graphs in (RECORDED, RECORDED, EAGER))
+    assert calls > 0
+    assert_same_bits(first, again)
+    assert_same_bits(first, eager)

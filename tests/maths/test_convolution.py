@@ -1,0 +1,101 @@
+"""Our convolution against torch's in double precision, by Triton's interpreter on the CPU; and who takes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import torch
+from torch.nn import functional as F
+from crosel.nn import convolution
+from crosel.nn.casts import SharedCasts
+from crosel.nn.fused import enable
+
+def made(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+def relative(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+torch.manual_seed(0)
+C = convolution.CHANNELS
+worst = 0.0
+# Fewer rows than a program takes; a last program with some; images of one row and of one column; several splits.
+for shape in ((1, C, 3, 5), (3, C, 7, 7), (2, C, 1, 9), (2, C, 9, 1), (5, C, 8, 8)):
+    convolution._PROGRAMS = 24 if shape[0] == 5 else 12
+    x, weight, grad = made(*shape), made(C, C, 3, 3), made(*shape)
+    pairs = []
+    for function, dtype in ((convolution._Convolution.apply, torch.float32),
+                            (lambda x, w: F.conv2d(x, w, padding=1), torch.float64)):
+        leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, weight)]
+        out = function(*leaves)
+        out.backward(grad.to(dtype))
+        pairs.append([out, *(leaf.grad for leaf in leaves)])
+    worst = max([worst, *(relative(a, b) for a, b in zip(*pairs, strict=True))])
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in pairs[0])
+    assert torch.equal(convolution._weight_gradient(x, grad), pairs[0][2]), "not the same bits twice"
+for one in ("x", "weight"):  # only what is asked for
+    leaves = {"x": made(1, C, 3, 3), "weight": made(C, C, 3, 3)}
+    leaves[one].requires_grad_()
+    convolution._Convolution.apply(*leaves.values()).sum().backward()
+    assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [one]
+
+# In a layer, with weights cast once or by autocast in every pass: rounded once, as torch's own. In float16, because
+# the interpreter has no products of bfloat16.
+convolution._LEAST_ROWS = 50
+layer = convolution.Conv3x3(C, C).to(memory_format=torch.channels_last)
+x, grad = made(2, C, 5, 5, dtype=torch.float16), made(2, C, 5, 5, dtype=torch.float16)
+found = []
+for on, shared in ((True, True), (True, False), (False, False)):
+    layer.weight.grad = None
+    own, casts = x.clone().requires_grad_(), SharedCasts(layer, torch.float16) if shared else None
+    with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False), enable(on):
+        assert layer._is_ours(own) == on
+        if casts:
+            with casts:
+                out = layer(own)
+        else:
+            out = layer(own)
+    out.backward(grad)
+    if casts:
+        casts.accumulate_gradients()
+    found.append([out.detach(), own.grad, layer.weight.grad])
+assert all(torch.equal(a, b) for a, b in zip(*found[:2], strict=True))
+assert [t.dtype for t in found[0]] == [torch.float16, torch.float16, torch.float32]
+assert max(relative(a, b) for a, b in zip(*found[::2], strict=True)) < 2**-10
+
+# Every other shape, layout and precision goes to torch.
+def ours(layer, x, on=True, autocast=True):
+    with torch.autocast("cpu", dtype=torch.float16, enabled=autocast), enable(on):
+        return layer._is_ours(x)
+
+x = made(2, C, 5, 5, dtype=torch.float16)
+assert ours(layer, x)
+assert not ours(layer, x, on=False)
+assert not ours(layer, x, autocast=False)
+assert not ours(layer, x.float())
+assert not ours(layer, x[:1])
+assert not ours(layer, x.contiguous())
+assert not ours(layer, x.transpose(2, 3)[:, :, :, ::2])
+assert not ours(convolution.Conv3x3(C, C), x)  # its weight is not channels-last
+for inputs, outputs, stride in ((C, C, 2), (C, 2 * C, 1), (2 * C, 2 * C, 1), (16, C, 1), (64, 64, 1), (32, 32, 1)):
+    other = convolution.Conv3x3(inputs, outputs, stride).to(memory_format=torch.channels_last)
+    assert not ours(other, made(2, inputs, 9, 9, dtype=torch.float16)), (inputs, outputs, stride)
+convolution._MOST_ROWS = 49
+assert not ours(layer, x)
+print(worst)
+"""
+
+
+def test_kernels_agree_with_pytorch() -> None:
+    triton = pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds only")
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9):
+        pytest.skip("the interpreter of Triton before 3.9 does not run with this NumPy")
+    env = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", CHECK], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1e-5
