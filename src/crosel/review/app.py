@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import h11
 import uvicorn
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -65,8 +65,10 @@ def build_app(cards: Cards, log_path: Path, token: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse_values)
     app.add_middleware(Guard, token=token)
     app.state.cards, app.state.log = cards, review.log
-    for routes in (page_routes(), image_routes(review), search_routes(review), decision_routes(review)):
-        app.include_router(routes)
+    add_page(app)
+    add_images(app, review)
+    add_search(app, review)
+    add_decisions(app, review)
     return app
 
 
@@ -111,8 +113,7 @@ class Review:
 # --- static files --------------------------------------------------------------------------------------------
 
 
-def page_routes() -> APIRouter:
-    routes = APIRouter()
+def add_page(app: FastAPI) -> None:
     page = _file("page.html")
     files = {
         "page.js": ("text/javascript; charset=utf-8", _file("page.js")),
@@ -120,27 +121,25 @@ def page_routes() -> APIRouter:
         "style.css": ("text/css; charset=utf-8", style().encode()),  # shared with the report
     }
 
-    @routes.get("/")
+    @app.get("/")
     async def show_page() -> Response:
         return Response(page, media_type="text/html; charset=utf-8")
 
-    @routes.get("/favicon.ico")
+    @app.get("/favicon.ico")
     async def no_icon() -> Response:
         return Response(status_code=204)
 
-    @routes.get("/static/{name}")
+    @app.get("/static/{name}")
     async def static(name: Literal["page.js", "page.css", "style.css"]) -> Response:
         kind, content = files[name]
         return Response(content, media_type=kind)
 
-    return routes
 
-
-def image_routes(review: Review) -> APIRouter:
-    routes, cards = APIRouter(), review.cards
+def add_images(app: FastAPI, review: Review) -> None:
+    cards = review.cards
     cache = {"cache-control": "private, max-age=86400, immutable"}  # the address contains the version of the data
 
-    @routes.get("/image/{row}.png")
+    @app.get("/image/{row}.png")
     async def image(row: Row, large: bool = False) -> Response:
         review.check_row(row)
         if not cards.has_images:
@@ -151,16 +150,14 @@ def image_routes(review: Review) -> APIRouter:
             content = await run_in_threadpool(cards.large_png if large else cards.png_of, row)
         return Response(content, media_type="image/png", headers=cache)
 
-    return routes
-
 
 # --- searching ----------------------------------------------------------------------------------------------------
 
 
-def search_routes(review: Review) -> APIRouter:
-    routes, cards = APIRouter(), review.cards
+def add_search(app: FastAPI, review: Review) -> None:
+    cards = review.cards
 
-    @routes.get("/api/run")
+    @app.get("/api/run")
     async def about() -> Response:
         flags = cards.result.flags.tolist()
         present, outside = {FLAGS[code] for code in set(flags)}, flags.count(FLAGS.index("outside"))
@@ -172,7 +169,7 @@ def search_routes(review: Review) -> APIRouter:
             "progress": review.progress(), "page": PAGE, "columns": (cards.examples.columns or ())[:FEATURES],
         })  # fmt: skip
 
-    @routes.get("/api/examples")
+    @app.get("/api/examples")
     async def find(
         queue: Queue = "all",
         label: Annotated[int | None, Query()] = None,
@@ -196,22 +193,20 @@ def search_routes(review: Review) -> APIRouter:
         found = [card | {"decided": review.decided(card["row"])} for card in cards.cards(answer.rows)]
         return _json({"total": answer.total, "start": answer.start, "examples": found, "progress": review.progress()})
 
-    @routes.get("/api/classes/{row}")
+    @app.get("/api/classes/{row}")
     async def all_classes(row: Row) -> Response:
         review.check_row(row)
         return _json(cards.all_classes(row))
-
-    return routes
 
 
 # --- decisions ----------------------------------------------------------------------------------------------------
 
 
-def decision_routes(review: Review) -> APIRouter:
+def add_decisions(app: FastAPI, review: Review) -> None:
     """None of them is async, so that waiting for the disk does not block other requests."""
-    routes, cards = APIRouter(), review.cards
+    cards = review.cards
 
-    @routes.post("/api/decisions")
+    @app.post("/api/decisions")
     def decide(new: NewDecision) -> Response:
         review.check_row(new.row)
         review.check_label(new.label)
@@ -221,7 +216,7 @@ def decision_routes(review: Review) -> APIRouter:
             raise HTTPException(507, f"not saved: {error}") from None
         return _json({"row": new.row, "decided": review.decided(new.row), "progress": review.progress()})
 
-    @routes.post("/api/undo")
+    @app.post("/api/undo")
     def undo() -> Response:
         try:
             row = review.log.undo()
@@ -233,13 +228,11 @@ def decision_routes(review: Review) -> APIRouter:
         card = cards.card(row) | {"decided": decided}
         return _json({"row": row, "decided": decided, "example": card, "progress": review.progress()})
 
-    @routes.get("/corrections.csv")
+    @app.get("/corrections.csv")
     def export() -> Response:
         content = corrections_csv(review.decisions, cards.ids, cards.classes)
         headers = {"content-disposition": 'attachment; filename="corrections.csv"'}
         return Response(content, media_type="text/csv; charset=utf-8", headers=headers)
-
-    return routes
 
 
 def _json(content: Any) -> Response:
