@@ -1,4 +1,4 @@
-from crosel.cli import main
+from crosel.cli.app import main
 
 if __name__ == "__main__":
     main()
