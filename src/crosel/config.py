@@ -70,7 +70,7 @@ class TrainSettings(Settings):
     fused: bool = Field(
         True,
         description="on CUDA, kernels of our own (Triton) where the network allows it: batch norm and ReLU in one, "
-        "convolutions of 160 channels",
+        "convolutions of 160 channels on a Hopper card",
     )
     cuda_graphs: bool = Field(True, description="on CUDA, record a step once and replay it (CUDA graphs)")
     ema_decay: float = Field(

@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from crosel.nn import convolution
 
 CHECK = """
 import torch
@@ -99,3 +102,14 @@ def test_kernels_agree_with_pytorch() -> None:
     done = subprocess.run([sys.executable, "-c", CHECK], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-5
+
+
+@pytest.mark.parametrize(("capability", "cuda", "ours"), [((9, 0), "13.0", True), ((8, 9), "13.0", False),
+                                                          ((12, 0), "13.0", False), ((9, 4), None, False)])  # fmt: skip
+def test_only_on_a_hopper_card(
+    capability: tuple[int, int], cuda: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD counts 9.4, too."""
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert convolution._is_measured(torch.device("cuda")) == ours
