@@ -196,7 +196,7 @@ def measure(found: Mapping[str, Any]) -> dict[str, Any]:
         groups = np.array(ANIMALS)
         possible = (sets[:, :, None] & (groups[:, None] == groups[None, :])).any(axis=1)
     error = estimate_label_error(p, sets, rule != "real", possible, selects=str(found["method"]) == "crosel")
-    temperature = confidence_temperature(p, sets, 1 - error.labels.value)
+    temperature = confidence_temperature(p, sets, error)
     labels, labels_before = (np.where(sets, table, -1.0).argmax(axis=1) for table in (p, before))
     return {
         "set": str(found["set"]), "method": str(found["method"]), "rule": rule, "n": len(y), "classes": sets.shape[1],

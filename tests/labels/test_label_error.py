@@ -5,15 +5,19 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.isotonic import IsotonicRegression
 
 from crosel.candidates import superclass, uniform
 from crosel.runs.label_error import (
     FIRST_TO_SECOND,
+    Interval,
+    LabelError,
     RankFit,
     answers_outside,
     confidence_temperature,
     estimate_label_error,
     fit_ranks,
+    in_order,
     log_ways,
     random_sets_error,
     rank_patterns,
@@ -132,6 +136,30 @@ def test_no_start_near_the_fit_is_more_likely():
         assert other < best + 1e-3
 
 
+@pytest.mark.parametrize("others", [0, 1, 30])
+def test_shares_in_order_of_rank_are_those_of_isotonic_regression(others):
+    rng = np.random.default_rng(others)
+    widths = np.r_[np.ones(6), others]
+    for _ in range(20):
+        shares = rng.dirichlet(np.full(7, 0.5)) * (widths > 0)
+        held = widths > 0
+        slow = IsotonicRegression(increasing=False).fit_transform(
+            np.arange(7)[held], shares[held] / widths[held], sample_weight=widths[held]
+        )
+        assert in_order(shares, others)[held] == pytest.approx(slow * widths[held])
+        assert in_order(shares, others).sum() == pytest.approx(shares.sum())
+
+
+def test_a_fit_does_not_say_that_the_networks_second_guess_is_better_than_their_first():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 8, 1000)
+    p, _ = probabilities_with_truth(y, 8, 0.9, rng)
+    sets = sets_by_rank(p, y, [6, 3, 2, 1, 1, 1, 1, 1], rng.integers(2, 5, 1000), rng)
+    shares = fit_ranks(rank_patterns(p, sets)).shares
+    assert (np.diff(shares[:-1]) <= 1e-9).all()
+    assert shares[-1] / 2 <= shares[-2] + 1e-9, "two labels share the last"
+
+
 @pytest.mark.parametrize("q", [0.1, 0.5])
 def test_uniform_sets_give_the_error_within_three_points(q):
     rng = np.random.default_rng(2)
@@ -201,9 +229,13 @@ def test_probabilities_within_the_set_and_the_temperature():
     for row, members, own in zip(p, sets, found, strict=True):
         powers = [value**0.5 if member else 0.0 for value, member in zip(row, members, strict=True)]
         assert own == pytest.approx(np.array(powers) / sum(powers))
-    for accuracy in (0.7, 0.8, 0.95):
-        temperature = confidence_temperature(p, sets, accuracy)
-        assert within_sets(p, sets, temperature).max(axis=1).mean() == pytest.approx(accuracy, abs=1e-3)
+    networks = 1 - within_sets(p, sets).max(axis=1).mean()
+    for share in (0.05, networks / 2, networks + 0.05, networks + 0.1):
+        for random_sets in (True, False):
+            each = Interval(share, 0, 1)
+            temperature = confidence_temperature(p, sets, LabelError(each, each, each, random_sets))
+            said = 1 - within_sets(p, sets, temperature).max(axis=1).mean()
+            assert said == pytest.approx(share if random_sets else max(share, networks), abs=1e-3)
 
 
 def test_patterns_count_every_example_once():

@@ -3,17 +3,19 @@
 Two error rates: of the *answers*, each the most probable of all classes, and of the *labels*, each the most probable
 candidate. That an answer lies outside its set is seen; a wrong one inside the set is not. With e the error of answers
 and r the share of wrong answers that lie inside: P(outside) = e (1 - r). So the share outside is a lower bound of e,
-and where r is known, e = P(outside) / (1 - r). All of it supposes that sets hold the truth.
+and where r is known, e = P(outside) / (1 - r). All of it supposes that sets hold the truth; what it says at the least
+leaves out as many answers as there are sets that seem to miss it (missing_truth.py).
 
 **Sets drawn at random** (uniform, superclass): r = q, the chance of each wrong label, which sizes give: q = mean of
 |S| - 1 over mean of |U| - 1, with U the labels that could be in the set (all of them, or the superclass). Answers
 outside U are wrong for certain.
 
 **Real sets**: the network errs where people do, so r is larger. Sort the labels of each example by probability. The
-truth is at rank t with chance π_t, and the set is the truth with |S| - 1 other labels, drawn without replacement with
-weights w by rank. This is Dawid and Skene's model with two annotators, the network and whoever made the sets: π is the
-confusion of one, w that of the other. Given sizes are taken as they are, which allows for examples that are hard for
-everybody. Were w_1 free, a wrong answer in the set could not be told from a right one. What ties it down:
+truth is at rank t with chance π_t, which does not rise with t (a label that the network finds likelier is not the truth
+more rarely), and the set is the truth with |S| - 1 other labels, drawn without replacement with weights w by rank. This
+is Dawid and Skene's model with two annotators, the network and whoever made the sets: π is the confusion of one, w that
+of the other. Given sizes are taken as they are, which allows for examples that are hard for everybody. Were w_1 free, a
+wrong answer in the set could not be told from a right one. What ties it down:
 
     w_1 = c w_2        a wrong first answer is c times as likely a candidate as a wrong second one
 
@@ -31,12 +33,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crosel.runs.missing_truth import fit_missing, missing_odds
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 HEAD = 6  # ranks with a weight of their own; the others share one
-FIRST_TO_SECOND = (1.0, 1.5, 4.0)  # c: the least, the best guess, the most
-FIRST_TO_SECOND_SELECTED = (1.5, 3.0, 6.0)  # the same where networks learn from labels they selected
+FIRST_TO_SECOND: tuple[float, ...] = (1.0, 1.5, 4.0)  # c: the least, the best guess, the most
+FIRST_TO_SECOND_SELECTED: tuple[float, ...] = (1.5, 3.0, 6.0)  # the same where networks learn from labels they selected
 RESAMPLES = 40  # for a standard error
 SERIOUS = 0.1  # so many wrong labels, at the least, are something to be warned of
 CONVERGED = 1e-7  # of the mean log likelihood
@@ -56,7 +60,8 @@ class Interval(NamedTuple):
 class LabelError:
     """Error rates without true labels. `answers` and `labels` are estimates with intervals.
 
-    `outside` is the share of answers outside their set, a lower bound of the error of answers, with its 95 % interval.
+    `outside` is the share of answers outside their set, with its 95 % interval. `outside.low` is a lower bound of the
+    error of answers: less the estimated share of sets that miss the truth, outside of which an answer may be right.
     """
 
     outside: Interval
@@ -174,7 +179,7 @@ def fit_ranks(
         if likelihood - last < CONVERGED:
             break
         last = likelihood
-        shares = (truth * patterns.examples[:, None]).sum(axis=0) / total
+        shares = in_order((truth * patterns.examples[:, None]).sum(axis=0) / total, int(patterns.others.max()))
         if ways is not None:
             weights = _renewed(weights, patterns, truth, ways, odds)
     label = np.where(patterns.head.any(axis=1), patterns.head.argmax(axis=1), m)
@@ -238,6 +243,24 @@ def _log_binomial(n: NDArray[Any], k: NDArray[Any]) -> Floats:
     return np.where(possible, factorial[n] - factorial[k] - factorial[n - k], -np.inf)
 
 
+def in_order(shares: Floats, others: int) -> Floats:
+    """The likeliest shares [m + 1] that do not rise from rank to rank: those that do are evened out (PAVA).
+
+    The last is the share of `others` labels together.
+    """
+    parts: list[tuple[float, int, int]] = []  # share, labels, ranks
+    for rank, share in enumerate(shares):
+        labels, ranks = (others, 1) if rank == len(shares) - 1 else (1, 1)
+        while parts and share * parts[-1][1] > parts[-1][0] * labels:
+            before = parts.pop()
+            share, labels, ranks = share + before[0], labels + before[1], ranks + before[2]
+        parts.append((share, labels, ranks))
+    each = np.concatenate([np.full(ranks, share / max(labels, 1)) for share, labels, ranks in parts])
+    each[-1] *= others
+    found: Floats = each
+    return found
+
+
 def _renewed(weights: Floats, patterns: Patterns, truth: Floats, ways: Floats, odds: float) -> Floats:
     """Weights of wrong labels, raised where they are in sets more often than these weights say.
 
@@ -283,30 +306,31 @@ def estimate_label_error(
     `random_sets`: wrong candidates were drawn at random, from `possible` [n, k] (default: all labels). `selects`: the
     networks learned from labels that they selected themselves.
     """
-    c_low, c_middle, c_high = FIRST_TO_SECOND_SELECTED if selects else FIRST_TO_SECOND
-    n = len(candidates)
-    outside = wilson(float(answers_outside(probabilities, candidates).sum()), n)
-    patterns = rank_patterns(probabilities, candidates, possible)
-    low, middle, high = (fit_ranks(patterns, c, random_sets) for c in (c_low, c_middle, c_high))
+    n, range_of_c = len(candidates), FIRST_TO_SECOND_SELECTED if selects else FIRST_TO_SECOND
     if random_sets:
-        everything = np.ones_like(candidates) if possible is None else possible
-        answers = random_sets_error(probabilities, candidates, everything)
-    else:
-        answers = middle.answers
+        range_of_c = range_of_c[1:2]  # it does not matter
+    outside = wilson(float(answers_outside(probabilities, candidates).sum()), n)
+    missing, _ = fit_missing(missing_odds(probabilities, candidates))  # answers outside such a set may be right
+    outside = outside._replace(low=max(0.0, outside.low - missing))
+    patterns = rank_patterns(probabilities, candidates, possible)
+    fits = [fit_ranks(patterns, c, random_sets) for c in range_of_c]
+    found = np.array([(fit.answers, fit.labels) for fit in fits])  # [c, what]
     rng = np.random.default_rng(seed)
     again = []
     for _ in range(RESAMPLES):
         drawn = patterns._replace(examples=rng.multinomial(n, patterns.examples / n))
-        ends = [fit_ranks(drawn, c, random_sets, fit, steps=100) for c, fit in ((c_low, low), (c_high, high))]
-        again.append([(fit.answers, fit.labels) for fit in ends])
-    spread = NORMAL_95 * np.std(again, axis=0)  # [end, what]
+        refits = [fit_ranks(drawn, c, random_sets, fit, steps=100) for c, fit in zip(range_of_c, fits, strict=True)]
+        again.append([(fit.answers, fit.labels) for fit in refits])
+    spread = NORMAL_95 * np.std(again, axis=0)
     if candidates.all():  # such sets tell nothing
         spread[:] = 1.0
+    low, high = (found - spread).min(axis=0), (found + spread).max(axis=0)
+    answers, labels = found[len(found) // 2]
+    if random_sets:
+        everything = np.ones_like(candidates) if possible is None else possible
+        answers = random_sets_error(probabilities, candidates, everything)
     return LabelError(
-        outside,
-        _interval(answers, low.answers - spread[0, 0], high.answers + spread[1, 0], n),
-        _interval(middle.labels, low.labels - spread[0, 1], high.labels + spread[1, 1], n),
-        random_sets,
+        outside, _interval(answers, low[0], high[0], n), _interval(labels, low[1], high[1], n), random_sets
     )
 
 
@@ -324,11 +348,14 @@ def within_sets(probabilities: NDArray[Any], candidates: Bools, temperature: flo
     return found
 
 
-def confidence_temperature(probabilities: NDArray[Any], candidates: Bools, accuracy: float) -> float:
-    """The temperature at which the labels' mean probability within their sets is `accuracy`, or as near as it gets."""
-    coldest, hottest = np.log(0.02), np.log(100.0)
+def confidence_temperature(probabilities: NDArray[Any], candidates: Bools, error: LabelError) -> float:
+    """The temperature at which the labels' mean probability within their sets is the estimated share of right ones.
+
+    Or as near as it gets. An estimate that rests on c makes labels less sure than the networks are, but never surer.
+    """
+    coldest, hottest = np.log(0.02) if error.random_sets else 0.0, np.log(100.0)
     for _ in range(40):  # the hotter, the less sure
         middle = (coldest + hottest) / 2
         sure = within_sets(probabilities, candidates, float(np.exp(middle))).max(axis=1).mean()
-        coldest, hottest = (middle, hottest) if sure > accuracy else (coldest, middle)
+        coldest, hottest = (middle, hottest) if sure > 1 - error.labels.value else (coldest, middle)
     return float(np.exp((coldest + hottest) / 2))

@@ -346,7 +346,7 @@ def judge(
     assert sets is not None
     selects = session.method.training_labels() is not None
     error = estimate_label_error(probabilities, sets, *drawn_at_random(session), selects=selects)
-    temperature = confidence_temperature(probabilities, sets, 1 - error.labels.value)
+    temperature = confidence_temperature(probabilities, sets, error)
     labels = np.where(sets, probabilities, -1.0).argmax(axis=1)
     confidence = within_sets(probabilities, sets, temperature).max(axis=1).astype(np.float32)
     if gamma is None:
