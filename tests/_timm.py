@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     import pytest
@@ -39,6 +40,32 @@ class Tiny(nn.Module):
 
     def finish(self, x: Tensor) -> Tensor:
         return self.blocks(x).relu().mean(dim=(2, 3))
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm's of this name: batch norm and an activation."""
+
+    def __init__(self, channels: int, act: nn.Module) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.drop(super().forward(x)))
+        return out
+
+
+class Conv2dSame(nn.Conv2d):
+    """As timm's of this name: a convolution that pads as TensorFlow does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads: list[int] = []
+        for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+            pad = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+            pads += [pad // 2, pad - pad // 2]
+        return F.conv2d(F.pad(x, pads), self.weight, self.bias, self.stride, 0, 1, self.groups)
+
+
+BatchNormAct2d.__module__ = Conv2dSame.__module__ = "timm.layers"
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import time
@@ -29,13 +30,16 @@ from _on_a_gpu import (
 from _runs import ENVIRONMENT, assert_same_run
 from _sessions import NAMES, on_disk
 from _support import CroselCli
-from _timm import stand_in
+from _timm import BatchNormAct2d, Conv2dSame, stand_in
+from torch import nn
 
 from crosel.data.candidates import uniform
 from crosel.data.dataset import Dataset, make_dataset
 from crosel.errors import Diverged, Interrupted
 from crosel.methods.base import Losses
+from crosel.nn.frozen_norm import use_kernels
 from crosel.training import checkpoint
+from crosel.training.devices import deterministic_cudnn
 from crosel.training.session import Session
 from crosel.training.trainer import draw_epoch, fit, predict_chunks
 
@@ -73,6 +77,39 @@ def test_a_backbone_is_fine_tuned_to_the_same_bits(name: str, monkeypatch: pytes
     again = trained(name, *settings, "network.checkpointing=true")
     assert_same_bits(recorded, eager)
     assert_same_bits(recorded, again)
+
+
+def test_a_fine_tuned_networks_kernels_agree_with_pytorch() -> None:
+    """In bfloat16 they are as near to double precision as PyTorch's layers are."""
+    torch.manual_seed(0)
+    acts = (nn.ReLU6, nn.ReLU, nn.Identity, nn.ReLU6)
+    widths = ((3, 24, 1), (24, 144, 1), (144, 40, 1), (40, 320, 8))
+    body = nn.Sequential(*(
+        layer for act, (inputs, outputs, groups) in zip(acts, widths, strict=True)
+        for layer in (Conv2dSame(inputs, outputs, 3, 2, groups=groups, bias=False), BatchNormAct2d(outputs, act()))
+    ))  # fmt: skip
+    for norm in body[1::2]:
+        nn.init.normal_(norm.bias, 1.0)
+        norm.running_mean.normal_(0, 0.1)
+        norm.running_var.uniform_(0.5, 2)
+    body = body.eval().to("cuda", memory_format=torch.channels_last)
+    x = torch.randn(96, 3, 80, 80, device="cuda").contiguous(memory_format=torch.channels_last)
+
+    def results(kernels: bool, double: bool = False) -> list[torch.Tensor]:
+        own = copy.deepcopy(body)
+        use_kernels(own).on = kernels
+        own = own.double() if double else own
+        with deterministic_cudnn(x.device):
+            with torch.autocast("cuda", torch.bfloat16, enabled=not double):
+                out = own(x.double() if double else x)
+            out.double().square().mean(dim=(2, 3)).sum().backward()
+        return [out, *(p.grad for p in own.parameters())]
+
+    exact = results(False, double=True)
+    ours, theirs = ([float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+                    for found in (results(True), results(False)))  # fmt: skip
+    assert all(one <= 1.3 * other + 1e-5 for one, other in zip(ours, theirs, strict=True)), (ours, theirs)
+    assert all(a.equal(b) for a, b in zip(results(True), results(True), strict=True))
 
 
 @pytest.mark.parametrize("graphs", [RECORDED, EAGER])

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crosel.errors import UserError
+from crosel.nn import fused
 from crosel.nn.backbones import picture_settings
+from crosel.nn.frozen_norm import use_kernels
 from crosel.nn.networks import MLP
 from crosel.utils.text import did_you_mean, one_line
 
@@ -29,7 +31,7 @@ class FineTuned(nn.Module):
         pictures = picture_settings(settings.name)
         self.size = settings.size or int(pictures["input_size"][1])
         self.mean, self.std = tuple(pictures["mean"]), tuple(pictures["std"])
-        self.body = body
+        self.body, self._kernels = body, use_kernels(body)
         with torch.no_grad():
             self.head = MLP(_body_width(body, self.size, settings.name), classes, settings.hidden)
         self.feature_size = self.head.feature_size
@@ -53,6 +55,7 @@ class FineTuned(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The last hidden layer: [B, feature_size]."""
+        self._kernels.on = fused.available(x)
         return self.head.features(self.body(_middle_square(x, self.size)))
 
     def classify(self, features: Tensor) -> Tensor:
@@ -107,5 +110,19 @@ def _middle_square(x: Tensor, size: int) -> Tensor:
         x = x[:, :, top : top + side, left : left + side]
     if x.shape[3] == size:
         return x
-    smaller = x.shape[3] > size
-    return F.interpolate(x, (size, size), mode="bilinear" if smaller else "bicubic", antialias=smaller)
+    if x.shape[3] > size:
+        return F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+    return _enlarged(x, size) if fused.available(x) else F.interpolate(x, (size, size), mode="bicubic")
+
+
+def _enlarged(x: Tensor, size: int) -> Tensor:
+    """Squares by bicubic interpolation, as two products of matrices in float32: the same numbers up to rounding.
+    PyTorch's kernel gives each thread one pixel of all images, one after the other: too few threads for a GPU."""
+    count, channels, side, _ = x.shape
+    with torch.autocast(x.device.type, enabled=False):
+        eye = torch.eye(side, device=x.device)[None, None]
+        weights = F.interpolate(eye, (size, side), mode="bicubic")[0, 0]  # of the unit vectors: [size, side]
+        rows = x.float().permute(0, 2, 3, 1).reshape(count * side, side * channels)
+        wide = rows @ torch.kron(weights.T.contiguous(), torch.eye(channels, device=x.device))
+        out = torch.bmm(weights.expand(count, -1, -1), wide.view(count, side, size * channels))
+        return out.view(count, size, size, channels).permute(0, 3, 1, 2)
