@@ -24,7 +24,7 @@ from crosel.data.formats.cifar import read_cifar10, read_cifar100, read_pickle
 from crosel.data.formats.digits import read_digits
 from crosel.errors import UserError
 from crosel.methods.base import Stream
-from crosel.training.batches import Normaliser, TrainingTensors, draw_indices, soft_clip
+from crosel.training.batches import Normaliser, TrainingTensors, draw_indices, soft_clip, stream_batch
 from crosel.utils.system import peak_memory
 
 torch.set_num_threads(1)
@@ -427,6 +427,38 @@ def test_streams_become_batches_of_views():
     assert torch.equal(batch["plain"], normalise(torch.from_numpy(x)[batch.index]))
     assert not torch.equal(batch["strong"], batch["strong#2"])
     assert not torch.equal(batch["strong"], batch["plain"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "share", "ranks", "parts", "expected"),
+    [
+        (128, 1.0, 1, 1, 128), (128, 0.751, 1, 1, 128), (128, 0.75, 1, 1, 96), (128, 0.3, 1, 1, 64),
+        (128, 0.01, 1, 1, 32), (128, 0.0, 1, 1, 32), (6, 0.1, 1, 1, 2), (1, 0.1, 1, 1, 1),
+        (128, 0.01, 1, 32, 64), (128, 0.01, 1, 64, 128), (8, 0.1, 1, 4, 8),  # two examples for each part
+        (12, 0.1, 4, 1, 4), (6, 0.1, 3, 1, 3),  # an example for each rank
+    ],
+)  # fmt: skip
+def test_a_share_of_the_examples_has_smaller_batches(batch, share, ranks, parts, expected):
+    size = stream_batch(batch, share, ranks, parts)
+    assert size == expected
+    assert batch >= size >= min(batch, share * batch, 2 * parts)
+    assert len({stream_batch(batch, part / 100, ranks, parts) for part in range(101)}) <= 4  # so many recordings
+
+
+def test_a_smaller_stream_leaves_the_others_as_they_are():
+    x = np.arange(24, dtype=np.float32).reshape(12, 2)
+    data = make_dataset(x, y=[0, 1] * 6)
+    views = make_views((2,), AugmentSettings(feature_noise=1.0))
+    tensors = TrainingTensors(data, views, Normaliser.of(data), torch.device("cpu"))
+    tables = {}
+    for share in (1.0, 0.5):
+        streams = {"all": Stream(("strong",)), "some": Stream(("strong",), torch.arange(5), share=share)}
+        tables[share] = tensors.draw_epoch_indices(streams, 3, 4, torch.Generator().manual_seed(0))
+    assert torch.equal(tables[1.0]["all"], tables[0.5]["all"])
+    assert tables[0.5]["some"].shape == (3, 2)
+    assert set(tables[0.5]["some"].flatten().tolist()) == set(range(5))  # each comes once before one comes again
+    batches = tensors.batches({n: t[0] for n, t in tables[0.5].items()}, streams, torch.Generator())
+    assert {name: len(batch["strong"]) for name, batch in batches.items()} == {"all": 4, "some": 2}
 
 
 # --- digits -------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one store on disk": {"method": "crosel", "settings": CROSEL, "disk": True},
     "a weight for each pair": {"method": "crosel", "settings": [*CROSEL, "method.mix_per_pair=true"]},
     "unselected only": {"method": "crosel", "settings": [*CROSEL, "method.scope=unselected"]},
+    "smaller batches": {"method": "crosel", "settings": [*CROSEL, "method.scope=unselected-once"]},
     "nothing selected": {"method": "crosel", "settings": [*PLAIN, "method.gamma=1.0"]},
     "nothing to learn from": {
         "method": "crosel", "settings": [*PLAIN, "method.gamma=1.0", "method.scope=none", "train.momentum=0"],

@@ -193,11 +193,13 @@ def test_every_method_learns_in_parts(name: str, monkeypatch: pytest.MonkeyPatch
     assert any(not now.equal(old) for now, old in zip(session.method.parameters(), before, strict=True))
 
 
-def test_a_resumed_run_keeps_the_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    unbroken = make_session("crosel")
+@pytest.mark.parametrize("scope", ["all", "unselected-once"])
+def test_a_resumed_run_keeps_the_parts(scope: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    select_some = (f"method.scope={scope}", "method.warmup=1", "method.bank_length=1", "method.gamma=0.12")
+    unbroken = make_session("crosel", *select_some)
     sizes = little_memory(monkeypatch, unbroken, 16)
     fit(unbroken)
-    stopped, resumed = make_session("crosel"), make_session("crosel")
+    stopped, resumed = (make_session("crosel", *select_some) for _ in range(2))
     with pytest.raises(Interrupted):
         fit(stopped, (), iter([False] * 4 + [True] * 99).__next__)
     checkpoint.save(tmp_path, *stopped.state(), keep=1)

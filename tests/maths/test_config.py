@@ -610,7 +610,10 @@ def test_an_unknown_setting_of_a_method_is_answered_with_its_own():
         ("method.gamma=1.5", "setting 'method.gamma': input should be less than or equal to 1 (given: 1.5)"),
         ("method.warmup=0", "setting 'method.warmup': input should be greater than or equal to 1 (given: 0)"),
         ("method.criteria=[1, 4]", "setting 'method.criteria.1': input should be 1, 2 or 3 (given: 4)"),
-        ("method.scope=some", "setting 'method.scope': input should be 'all', 'unselected' or 'none' (given: 'some')"),
+        (
+            "method.scope=some",
+            "setting 'method.scope': input should be 'all', 'unselected', 'unselected-once' or 'none' (given: 'some')",
+        ),
         ("train.epochs=0", "setting 'train.epochs': input should be greater than or equal to 1 (given: 0)"),
         ("train.epochs=1.5", "setting 'train.epochs': input should be a whole number (given: 1.5)"),
         ("train.lr=0", "setting 'train.lr': input should be greater than 0 (given: 0)"),

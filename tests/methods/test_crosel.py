@@ -522,7 +522,7 @@ def test_never_waits_for_the_device(epoch):
 
 ABLATIONS = [
     *({"criteria": c} for c in ((), (1,), (2,), (3,), (1, 2), (1, 3), (2, 3), (1, 2, 3))),
-    *({"scope": scope} for scope in ("all", "unselected", "none")),
+    *({"scope": scope} for scope in ("all", "unselected", "unselected-once", "none")),
     *({"bank_length": t} for t in (1, 2, 3)),
     *({"gamma": gamma} for gamma in (0.0, 0.8, 0.9, 0.95)),
     *({"lambda_cr": w, "dynamic_lambda": d} for w in (0.0, 0.5, 1.0, 2.0, 4.0) for d in (True, False)),
@@ -597,6 +597,18 @@ def test_unselected_means_what_the_network_does_not_learn_from():
     for v, taught in ((0, set(range(10, 20))), (1, set(range(10)))):
         assert set(streams[f"selected_{v}"].pool.tolist()) == taught
         assert set(streams[f"all_{v}"].pool.tolist()) == set(range(N)) - taught
+
+
+def test_the_unselected_once_cost_what_they_need():
+    """Where 12 and 6 of 30 are left, two quarters of a batch do for both."""
+    method = selecting(build(scope="unselected-once"), share=0)
+    method.selected[0, :18], method.selected[1, :24], method.labels[:, :24] = True, True, 1
+    method.begin_epoch(WARMUP + 1)
+    batches = draw(method)
+    sizes = {name: len(batch.index) for name, batch in batches.items()}
+    assert sizes == {"selected_0": SIZE, "selected_1": SIZE, "all_0": SIZE // 2, "all_1": SIZE // 2}
+    assert set(batches["all_1"].index.tolist()) <= set(range(18, N))
+    assert_finite(method, step(method, batches))
 
 
 def test_average_of_logits_or_of_probabilities():

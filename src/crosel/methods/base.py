@@ -99,11 +99,13 @@ class Problem:
 class Stream:
     """One batch per step: `views` of the examples in `pool`, which is cycled through in random order.
 
-    `pool` holds int64 indices, at least one; None means all examples.
+    `pool` holds int64 indices, at least one; None means all examples. An epoch sees `share` of all examples: with less
+    than 1, batches are smaller (`crosel.training.batches.stream_batch`).
     """
 
     views: tuple[str, ...]
     pool: Tensor | None = None
+    share: float = 1.0
 
 
 def unique_view_names(views: Sequence[str]) -> tuple[str, ...]:
@@ -119,6 +121,9 @@ class Batch:
     index: Tensor
     views: Mapping[str, Tensor]
     all_ranks_index: Tensor | None = None  # of what was drawn for all ranks; None: there is but one
+    weight: float = (
+        1.0  # of this rank's mean over a smaller batch, whose ranks may have other shares than of a full one
+    )
 
     @property
     def global_index(self) -> Tensor:

@@ -137,7 +137,10 @@ class CroSelSettings(MethodSettings):
     criteria: tuple[Literal[1, 2, 3], ...] = Field((1, 2, 3), description="which of the criteria β1, β2, β3 apply")
     lambda_cr: float = Field(4.0, ge=0, description="λ_cr, weight of the co-mix loss")
     dynamic_lambda: bool = Field(True, description="scale λ_cr by the share of examples not selected (Eq. 14)")
-    scope: Literal["all", "unselected", "none"] = Field("all", description="which examples co-mix uses")
+    scope: Literal["all", "unselected", "unselected-once", "none"] = Field(
+        "all",
+        description="which examples co-mix uses; unselected-once: the unselected in smaller batches, which cost less",
+    )
     selected_view: View = Field("weak", description="augmentation of the selected batch")
     least_selected: int = Field(
         1, ge=1, description="if fewer examples are selected, a network learns from co-mix alone"
@@ -274,16 +277,19 @@ class CroSel(Method):
         self.temperature.fill_(ramp(s.temperature_start, s.temperature, progress))
 
     def streams(self) -> dict[str, Stream]:
-        s, streams = self.settings, {}
-        for v, learnt in enumerate(self._trained_on()):
-            if self.phase == "warm-up":
-                streams[f"all_{v}"] = Stream((s.warmup_view,), pool=self.outside.warmup_pool())
-                continue
-            chosen, mixed = self._selection_pools(learnt)
+        s, n, streams = self.settings, self.problem.n, {}
+        if self.phase == "warm-up":
+            return {
+                f"all_{v}": Stream((s.warmup_view,), pool=self.outside.warmup_pool()) for v in range(len(self.networks))
+            }
+        pools = [self._selection_pools(learnt) for learnt in self._trained_on()]
+        most = max(n if mixed is None else len(mixed) for _, mixed in pools)  # one size for both: fewer sizes in all
+        share = most / n if s.scope == "unselected-once" else 1.0
+        for v, (chosen, mixed) in enumerate(pools):
             if len(chosen):
                 streams[f"selected_{v}"] = Stream((s.selected_view,), pool=chosen)
             if s.scope != "none" and (mixed is None or len(mixed)):
-                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=mixed)
+                streams[f"all_{v}"] = Stream(("weak", "strong"), pool=mixed, share=share)
         return streams
 
     def _trained_on(self) -> Tensor:
@@ -293,7 +299,7 @@ class CroSel(Method):
 
     def _selection_pools(self, learnt: Tensor) -> tuple[Tensor, Tensor | None]:
         """What a network draws from after the warm-up: what it learns with one label, and co-mix (None: all)."""
-        mixed = self.outside.mixed(~learnt if self.settings.scope == "unselected" else None)
+        mixed = self.outside.mixed(~learnt if self.settings.scope.startswith("unselected") else None)
         return learnt.nonzero().squeeze(1), None if mixed is None else mixed.nonzero().squeeze(1)
 
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
@@ -326,8 +332,9 @@ class CroSel(Method):
         if chosen is not None:
             labels = self.labels[self.teacher(v)][chosen.index].long()
             selected = selected_loss(logits[0], self.outside.labels(labels, chosen.index))
-        if mixed is not None:
+        if everything is not None and mixed is not None:
             comix = soft_cross_entropy(logits[-1], mixed[1])
+            comix = comix if everything.weight == 1 else comix * everything.weight
         loss = total_loss(selected, comix, self.lambda_d)
         return {"loss": loss, "loss_selected": selected, "loss_comix": comix}
 

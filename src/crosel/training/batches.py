@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -94,6 +95,15 @@ def _pixel_statistics(counts: Tensor) -> tuple[Tensor, Tensor]:
     mean = (counts * levels).sum(dim=1) / counts.sum(dim=1)
     square = (counts * levels**2).sum(dim=1) / counts.sum(dim=1)
     return mean, (square - mean**2).clamp_min(0).sqrt()
+
+
+def stream_batch(batch: int, share: float, ranks: int = 1, parts: int = 1) -> int:
+    """The size of a stream's batches with which an epoch sees `share` of all examples, where `batch` sees all of them.
+
+    In quarters of `batch`, rounded up: on a GPU every new size is recorded, and its kernels compiled, anew. Each rank
+    gets one example at least, and each of the `parts` in which a step may be computed two.
+    """
+    return min(batch, max(-(-max(1, math.ceil(4 * share)) * batch // 4), ranks, 2 * parts))
 
 
 def draw_indices(pool: Tensor | int, steps: int, batch: int, generator: torch.Generator) -> Tensor:
@@ -231,20 +241,27 @@ class TrainingTensors:
         self.host = PinnedLoader(self.x, device) if on_host else None
         self.views, self.normalise, self.world = views, normalise, world
         self.n, self.device = data.n, device
+        self.full = 0  # size of a full batch
 
     def draw_epoch_indices(
-        self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator
+        self, streams: Mapping[str, Stream], steps: int, batch: int, generator: torch.Generator, parts: int = 1
     ) -> dict[str, Tensor]:
-        """Draw the order of every stream for one epoch."""
+        """Draw the order of every stream for one epoch, whose steps are computed in so many parts."""
         if self.host is not None:
             self.host.begin_epoch({})  # lets go of that of the epoch before
         tables = {
-            name: draw_indices(self.n if s.pool is None else s.pool, steps, batch, generator)
+            name: draw_indices(
+                self.n if s.pool is None else s.pool,
+                steps,
+                stream_batch(batch, s.share, self.world.size, parts),
+                generator,
+            )
             for name, s in streams.items()
         }
+        self.full = batch
         if self.host is not None:
-            own = self.world.local_rows(batch)
-            self.host.begin_epoch({name: table[:, own] for name, table in tables.items()})
+            own = {name: self.world.local_rows(table.shape[1]) for name, table in tables.items()}
+            self.host.begin_epoch({name: table[:, own[name]] for name, table in tables.items()})
         return tables
 
     def rows(self, index: Tensor) -> Tensor:
@@ -293,17 +310,21 @@ class TrainingTensors:
                     f"stream '{wanted[0][0]}' asks for a view '{view}'; choose from {', '.join(self.views)}"
                 )
             every = [name for name, _ in wanted] == list(indices)
-            draw = self.views[view].draw(sum(len(indices[name]) for name, _ in wanted), generator)
+            drawn = [len(indices[name]) for name, _ in wanted]
+            draw = self.views[view].draw(sum(drawn), generator)
             seen = self.views[view].apply(
                 raw if every else _concat([rows[name] for name, _ in wanted]),
-                {key: self.world.local_shard(value, len(wanted)) for key, value in draw.items()},
+                {key: self.world.local_shard(value, drawn) for key, value in draw.items()},
             )
             if raw.dtype == torch.uint8:  # pixels are changed as pixels, and normalised afterwards
                 seen = self.normalise(seen)
             sizes = [len(own[name]) for name, _ in wanted]
             for (name, key), part in zip(wanted, _split(seen, sizes), strict=True):
                 views[name][key] = part
-        return {name: Batch(own[name], views[name], all_ranks_index=index) for name, index in indices.items()}
+        return {
+            name: Batch(own[name], views[name], index, self.world.weight(len(index), self.full))
+            for name, index in indices.items()
+        }
 
 
 def _on_device(x: Tensor | StoredImages, device: torch.device) -> Tensor:

@@ -30,7 +30,7 @@ _EAGER_STEPS = 3  # real steps before the capture: they create the sums, and ker
 
 
 class TrainStep:
-    """Runs steps, eagerly or by replaying a CUDA graph. A new phase, or other streams, need a new capture."""
+    """Runs steps, eagerly or by replaying a CUDA graph. A new phase, other streams or sizes need a new capture."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.optimiser = session, session.optimiser  # made now: its copy to the device is waited for
@@ -51,7 +51,7 @@ class TrainStep:
             try:
                 self._run(streams, index, raw)
             except (MemoryError, RuntimeError) as error:
-                if not self._can_halve(error):
+                if not self._can_halve(error, index):
                     raise
                 free_frames(error)
             else:
@@ -62,7 +62,7 @@ class TrainStep:
         if not self.uses_cuda_graphs:
             self._step(streams, index, raw)
             return
-        signature = (self.session.method.phase, tuple((name, s.views) for name, s in streams.items()))
+        signature = (self.session.method.phase, tuple((name, s.views, len(index[name])) for name, s in streams.items()))
         if signature != self._signature:
             self._signature, self._graph, self._eager_steps_left = signature, None, _EAGER_STEPS
         if self._eager_steps_left:
@@ -79,12 +79,12 @@ class TrainStep:
             self._raw[name].copy_(x)
         self._graph.replay()
 
-    def _can_halve(self, error: BaseException) -> bool:
+    def _can_halve(self, error: BaseException, index: Mapping[str, Tensor]) -> bool:
         """Whether the step can be tried again in smaller parts: only while no weight has moved. What batch norm and
         the method's tables took from the attempt stays."""
         session = self.session
         wanted = session.config.train.out_of_memory == "halve" and session.world.size == 1  # other ranks would wait
-        most = session.batch_size // 2  # of a single example batch norm has no variance
+        most = min(map(len, index.values()), default=session.batch_size) // 2  # batch norm: one has no variance
         return wanted and not self._updating and 2 * session.progress.parts <= most and is_out_of_memory(error)
 
     def _halve(self) -> None:
@@ -158,7 +158,7 @@ class TrainStep:
         for part in range(parts):
             own, images = ({name: pieces[part] for name, pieces in tensors.items()} for tensors in split)
             batches, losses = self._losses(streams, own, images)
-            share = len(next(iter(own.values()))) / self.session.batch_size if own else 1 / parts
+            share = next((len(own[name]) / len(index[name]) for name in own), 1 / parts)
             learns |= self._backward(losses.objective * share)
             objective = objective + losses.objective.detach() * share
             for name, value in losses.report.items():

@@ -131,7 +131,9 @@ def draw_epoch(session: Session, streams: Mapping[str, Stream]) -> dict[str, Ten
         generator.set_state(session.epoch_start)
     else:
         session.epoch_start = now
-    indices = session.train.draw_epoch_indices(streams, session.steps, session.batch_size, generator)
+    indices = session.train.draw_epoch_indices(
+        streams, session.steps, session.batch_size, generator, session.progress.parts
+    )
     session.epoch_indices = indices
     if session.progress.step:
         generator.set_state(now)

@@ -47,8 +47,9 @@ class World:
         """This rank's part of n rows."""
         return slice(0, n)
 
-    def local_shard(self, values: Tensor, parts: int = 1) -> Tensor:
-        """This rank's rows of values [parts * n, ...] for the whole batch; each part is split by itself."""
+    def local_shard(self, values: Tensor, parts: int | Sequence[int] = 1) -> Tensor:
+        """This rank's rows of values [n, ...] for the whole batch. Each of several parts, so many of one size or of the
+        sizes given, is split by itself."""
         return values
 
     def all_gather(self, values: Tensor, total: int) -> Tensor:
@@ -70,6 +71,10 @@ class World:
     def all_ranks(self, flag: Tensor) -> Tensor:
         """Whether a bool on the device is true on all ranks."""
         return flag
+
+    def weight(self, size: int, batch: int) -> float:
+        """By what a mean over this rank's rows of `size` is multiplied so that it may be scaled as one over `batch`."""
+        return 1.0
 
     def scale_loss(self, loss: Tensor, batch: int) -> Tensor:
         """What this rank's mean counts in the mean over the whole batch."""
@@ -111,11 +116,10 @@ class Ranks(World):
     def local_rows(self, n: int) -> slice:
         return shard_slice(self.rank, self.size, n)
 
-    def local_shard(self, values: Tensor, parts: int = 1) -> Tensor:
-        rows = self.local_rows(len(values) // parts)
-        if parts == 1:
-            return values[rows]
-        return torch.cat([part[rows] for part in values.chunk(parts)])
+    def local_shard(self, values: Tensor, parts: int | Sequence[int] = 1) -> Tensor:
+        pieces = values.chunk(parts) if isinstance(parts, int) else torch.split(values, list(parts))
+        own = [piece[self.local_rows(len(piece))] for piece in pieces]
+        return own[0] if len(own) == 1 else torch.cat(own)
 
     def all_gather(self, values: Tensor, total: int) -> Tensor:
         if values.requires_grad and torch.is_grad_enabled():
@@ -181,6 +185,9 @@ class Ranks(World):
 
     def _loss_scale(self, batch: int) -> float:
         return len(range(batch)[self.local_rows(batch)]) / batch
+
+    def weight(self, size: int, batch: int) -> float:
+        return 1.0 if size == batch else self._loss_scale(size) / self._loss_scale(batch)
 
     def scale_loss(self, loss: Tensor, batch: int) -> Tensor:
         return loss * self._loss_scale(batch)
