@@ -5,12 +5,13 @@
     python benchmarks/fine_tuning.py cifar10 … --held-out 5000    # choose settings so: the test images are not read
     python benchmarks/fine_tuning.py cifar10 … --only-time        # seconds of steps and passes, at several sizes
     python benchmarks/fine_tuning.py cifar10 … --only-time --profile                    # and the kernels of a step
+    python benchmarks/fine_tuning.py cifar10 … --only-time --versus train.fused=false   # and with this setting
 
 The images are enlarged on the device to `--size` pixels. With `--minutes`, steps of both phases and the pass over the
 training set are timed first, and the run has as many epochs as fit, from the start of the process on; `--epochs` says
-how many instead, as where runs share a card and would be timed at each other's mercy. Views are drawn on small images,
-before they are enlarged. `--set` takes settings as `crosel train` does. On a CPU, in miniature: --images 300 --size 32
---epochs 2 --batch 32.
+how many instead. Runs that share a card would be timed at each other's mercy: they take `--times`, the record of
+`--only-time` on that card alone, and `--share 0.5`, of two. Views are drawn on small images, before they are enlarged.
+`--set` takes settings as `crosel train` does. On a CPU, in miniature: --images 300 --size 32 --epochs 2 --batch 32.
 
 The last epoch counts, whatever came before it. Every epoch's numbers are in a second record as soon as it ends,
 `fine-tuning.epochs.jsonl` beside `fine-tuning.jsonl`: what a run that was killed leaves.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import os
 import time
 from argparse import Namespace
@@ -113,12 +115,30 @@ def time_of_passes(session: Session, device: torch.device) -> float:
     return chunk * total / rows
 
 
+def recorded_times(args: Namespace, data: Dataset) -> dict[str, float]:
+    """Those of the last fitting row of `--times`. Other sizes are counted by their pixels, which is too much for larger
+    ones: some of a step does not grow with them."""
+    about = {"n": data.n, "held_out": args.held_out, "network": args.network, "method": args.method,
+             "batch": args.batch}  # fmt: skip
+    fused = "train.fused=false" not in args.set
+    rows = [json.loads(line) for line in args.times.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row.get("times") and all(row[name] == value for name, value in about.items())
+            and ("train.fused=false" not in row["set"]) == fused]  # fmt: skip
+    if not rows:
+        raise UserError(f"{args.times}: no times of such steps; make them with --only-time and the same arguments")
+    found: dict[str, float] = min(reversed(rows), key=lambda row: row["times"]["size"] != args.size)["times"]
+    grown = (args.size / found["size"]) ** 2
+    return {name: value * (grown if name.endswith("(ms)") or name == "passes (s)" else 1)
+            for name, value in found.items()}  # fmt: skip
+
+
 def plan(args: Namespace, data: Dataset, device: torch.device, found: dict[str, float]) -> int:
     """The most epochs that end in time."""
     steps = -(-data.n // args.batch)
     left = (60 * args.minutes - (time.perf_counter() - STARTED)) * (1 - RESERVE)
     left -= found["first steps warm-up (s)"] + found["first steps selection (s)"]
-    phases = {name: steps * found[f"{name} (ms)"] / 1e3 + found["passes (s)"] for name in ("warm-up", "selection")}
+    phases = {name: (steps * found[f"{name} (ms)"] / 1e3 + found["passes (s)"]) / args.share
+              for name in ("warm-up", "selection")}  # fmt: skip
     epochs, needed = 0, 0.0
     while needed <= left:
         epochs += 1
@@ -177,9 +197,12 @@ def arguments() -> Arguments:
     parser.add_argument("--body-lr", type=positive, default=0.1, help="that of the backbone, as a share of it")
     parser.add_argument("--epochs", type=count, default=20)
     parser.add_argument("--minutes", type=positive, help="as many epochs as fit, instead of --epochs")
+    parser.add_argument("--times", type=Path, help="of --minutes: a record of --only-time, instead of timing")
+    parser.add_argument("--share", type=positive, default=1.0, help="of --minutes: the run's share of the card")
     parser.add_argument("--set", action="append", default=[], help="a setting, as in crosel train")
     parser.add_argument("--repeats", type=count, default=10, help="steps that are timed")
     parser.add_argument("--only-time", action="store_true", help="time steps at several sizes, and train nothing")
+    parser.add_argument("--versus", help="of --only-time: time with this setting, too")
     parser.add_argument("--profile", action="store_true", help="of --only-time: list the kernels that take longest")
     parser.add_argument("--sizes", default=";".join(map(str, TRIED)), help="of --only-time")
     parser.add_argument("--device", default="auto")
@@ -197,14 +220,18 @@ def main() -> None:
     }  # fmt: skip
     where = origin("command", "platform", "cpu_count", *(["gpu", "cuda"] if device.type == "cuda" else []))
     if args.only_time:
+        given = args.set
         for size in map(int, args.sizes.split(";")):
-            found = measure(args, data, device, size)
-            print("  ".join(f"{name} {value:.5g}" for name, value in found.items()), flush=True)
-            add({**about, "times": found, "load_average": os.getloadavg()[0], **where}, args.out)
+            for settings in ([], [args.versus]) if args.versus else ([],):
+                args.set = [*given, *settings]
+                found = measure(args, data, device, size)
+                print("  ".join([*settings, *(f"{name} {value:.5g}" for name, value in found.items())]), flush=True)
+                row = {**about, "set": args.set, "times": found, "load_average": os.getloadavg()[0], **where}
+                add(row, args.out)
         return
     epochs, found = args.epochs, None
     if args.minutes:
-        found = measure(args, data, device, args.size)
+        found = recorded_times(args, data) if args.times else measure(args, data, device, args.size)
         print("  ".join(f"{name} {value:.5g}" for name, value in found.items()), flush=True)
         epochs = plan(args, data, device, found)
     about |= {"size": args.size, "lr": args.lr, "body_lr": args.body_lr, "epochs": epochs}
