@@ -24,18 +24,20 @@ from crosel.nn.cuda import StreamPool
 from crosel.training.devices import pick_device
 
 TURNS, STEPS = 7, 20
-FORMS = ("all on", "parts", "casts", "lanes", "convolutions", "fused", "graphs")  # the name says what is off
+FORMS = ("all on", "parts", "casts", "lanes", "tiles", "convolutions", "fused", "graphs")  # the name says what is off
 
 
 def off(form: str) -> AbstractContextManager[object]:
     """Where the form says so: one network after the other (all lanes are the stream at hand), a pass for each batch
-    instead of one in parts, or cuDNN's convolutions only."""
+    instead of one in parts, cuDNN's convolutions only, or ours without sums and moments of tiles."""
     if form == "lanes":
         return mock.patch.object(StreamPool, "stream", return_value=nullcontext())
     if form == "parts":
         return mock.patch(
             "crosel.methods.crosel.forward_split_bn", lambda network, *batches: [network(x) for x in batches]
         )
+    if form == "tiles":
+        return mock.patch("crosel.nn.fused.divides_parts", return_value=False)
     if form == "convolutions":
         return mock.patch.object(Conv3x3, "_is_ours", return_value=False)
     return nullcontext()

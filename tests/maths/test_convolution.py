@@ -32,7 +32,7 @@ for shape in ((1, C, 3, 5), (3, C, 7, 7), (2, C, 1, 9), (2, C, 9, 1), (5, C, 8, 
     convolution._PROGRAMS = 24 if shape[0] == 5 else 12
     x, weight, grad = made(*shape), made(C, C, 3, 3), made(*shape)
     pairs = []
-    for function, dtype in ((convolution._Convolution.apply, torch.float32),
+    for function, dtype in ((lambda x, w: convolution._Convolution.apply(x, w, None, False)[0], torch.float32),
                             (lambda x, w: F.conv2d(x, w, padding=1), torch.float64)):
         leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, weight)]
         out = function(*leaves)
@@ -44,7 +44,7 @@ for shape in ((1, C, 3, 5), (3, C, 7, 7), (2, C, 1, 9), (2, C, 9, 1), (5, C, 8, 
 for one in ("x", "weight"):  # only what is asked for
     leaves = {"x": made(1, C, 3, 3), "weight": made(C, C, 3, 3)}
     leaves[one].requires_grad_()
-    convolution._Convolution.apply(*leaves.values()).sum().backward()
+    convolution._Convolution.apply(*leaves.values(), None, False)[0].sum().backward()
     assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [one]
 
 # In a layer, with weights cast once or by autocast in every pass: rounded once, as torch's own. In float16, because
@@ -93,15 +93,63 @@ assert not ours(layer, x)
 print(worst)
 """
 
+NETWORK = """
+import copy, torch
+from crosel.nn import convolution
+from crosel.nn.fused import batch_norm_parts, divides_parts, enable
+from crosel.nn.networks import ResidualNetwork
 
-def test_kernels_agree_with_pytorch() -> None:
+torch.manual_seed(0)
+C = convolution.CHANNELS
+real, combined = convolution.fused._combine_tiles, []
+convolution.fused._combine_tiles = lambda tiles, *rest: combined.append(tiles) or real(tiles, *rest)
+convolution.Conv3x3._is_ours = lambda self, x: (
+    self.in_channels == C and x.dtype == torch.float32 and convolution.fused.available(x))  # without autocast
+network = ResidualNetwork(8, (C, C), 1, 5, 3).double().to(memory_format=torch.channels_last)
+for norm in (m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+    torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
+network.blocks[1].conv1.stride = (1, 1)  # the second block of a group, with the sum going around it
+assert network.blocks[1].shortcut is None
+# Sizes of parts, of images of 8x8; how many of the five norms take the moments of tiles.
+for sizes, times in {(4,): 3, (2, 4): 3, (4, 2, 2): 3, (3, 4): 0, (5,): 0}.items():
+    x = torch.randn(sum(sizes), 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    found = []
+    for on in (True, False):
+        own = copy.deepcopy(network)
+        own = own.float() if on else own
+        combined.clear()
+        with enable(on), batch_norm_parts(sizes):
+            logits = own(x.float() if on else x)
+        assert len(combined) == (times if on else 0), (sizes, len(combined))
+        logits.square().sum().backward()
+        own.eval()
+        with enable(on), torch.no_grad():
+            plain = own(x.float() if on else x)
+        found.append([logits, plain, *(p.grad for p in own.parameters()), *own.buffers()])
+    for a, b in zip(*found, strict=True):
+        if a.is_floating_point():  # not the count of batches, which nothing reads
+            assert float((a.double() - b).norm() / b.norm()) < 2e-5, (sizes, a.shape)
+with batch_norm_parts((1, 2)):
+    assert divides_parts(x.new_empty(3, 2, 8, 16), 128) and not divides_parts(x.new_empty(3, 2, 8, 8), 128)
+"""
+
+
+def interpreted(code: str) -> str:
     triton = pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds only")
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9):
         pytest.skip("the interpreter of Triton before 3.9 does not run with this NumPy")
     env = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-5
+    return done.stdout
+
+
+def test_moments_of_tiles_are_those_of_the_batch() -> None:
+    interpreted(NETWORK)
+
+
+def test_kernels_agree_with_pytorch() -> None:
+    assert float(interpreted(CHECK)) < 1e-5
 
 
 @pytest.mark.parametrize(("capability", "cuda", "ours"), [((9, 0), "13.0", True), ((8, 9), "13.0", False),

@@ -38,11 +38,23 @@ class Conv3x3(Conv2d):
         super().__init__(inputs, outputs, 3, stride=stride, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._is_ours(x):
-            return super().forward(x)
+        return self._compute(x, None, False)[0] if self._is_ours(x) else super().forward(x)
+
+    def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The convolution and the residual, as `fused.add_norm_relu` takes them: two terms, or their sum and the
+        moments of its tiles."""
+        if self.training and self._is_ours(x) and fused.divides_parts(x, _FORWARD["BLOCK_R"]):
+            total, tiles = self._compute(x, residual, True)
+            return total, None, tiles
+        out = self(x)
+        return (out, None, None) if residual is None else (residual, out, None)
+
+    def _compute(self, x: Tensor, residual: Tensor | None, moments: bool) -> tuple[Tensor, Tensor | None]:
         weight = shared_cast(self.weight).to(x.dtype)  # autocast's cast, where none is shared
-        out: Tensor = _Convolution.apply(x, weight)  # type: ignore[no-untyped-call]
-        return out
+        if residual is not None:
+            residual = residual.contiguous(memory_format=torch.channels_last)
+        found: tuple[Tensor, Tensor | None] = _Convolution.apply(x, weight, residual, moments)  # type: ignore[no-untyped-call]
+        return found
 
     def _is_ours(self, x: Tensor) -> bool:
         return (
@@ -67,15 +79,26 @@ def _is_measured(device: torch.device) -> bool:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, residual: Tensor | None, moments: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
+        ctx.has_residual = residual is not None
         rows = x.numel() // CHANNELS
+        programs = -(-rows // _FORWARD["BLOCK_R"])
         out = torch.empty_like(x)
-        kernels.convolution_forward[(-(-rows // _FORWARD["BLOCK_R"]),)](x, weight, out, rows, **_sizes(x), **_FORWARD)
-        return out
+        tiles = torch.empty(2, programs, CHANNELS, device=x.device) if moments else None
+        kernels.convolution_forward[(programs,)](
+            x, weight, residual, out, tiles, rows, HAS_RESIDUAL=residual is not None, MOMENTS=moments,
+            **_sizes(x), **_FORWARD,
+        )  # fmt: skip
+        if tiles is not None:
+            ctx.mark_non_differentiable(tiles)
+        return out, tiles
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         grad_x = grad_weight = None
@@ -84,7 +107,7 @@ class _Convolution(torch.autograd.Function):
             grad_x = torch.ops.aten.convolution_backward(grad, x, weight, None, *how)[0]
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_gradient(x, grad)
-        return grad_x, grad_weight
+        return grad_x, grad_weight, grad if ctx.has_residual else None, None
 
 
 def _weight_gradient(x: Tensor, grad: Tensor) -> Tensor:

@@ -24,13 +24,31 @@ def _moved(x, row, flat, exists, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHAN
 
 
 @triton.jit
+def _finish(
+    residual, out, partial, row, column, CHANNELS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """Add the residual; each channel's mean, and squares about it, over these rows."""
+    at = row * CHANNELS + column
+    value = tl.load(out + at)
+    if HAS_RESIDUAL:
+        value = (value.to(tl.float32) + tl.load(residual + at).to(tl.float32)).to(value.dtype)
+        tl.store(out + at, value)
+    value = value.to(tl.float32)
+    mean = tl.sum(value, axis=0) / BLOCK_R
+    away = value - mean[None, :]
+    at = tl.program_id(0) * CHANNELS + column
+    tl.store(partial + at, mean[None, :])
+    tl.store(partial + tl.num_programs(0) * CHANNELS + at, tl.sum(away * away, axis=0)[None, :])
+
+
+@triton.jit
 def convolution_forward(
-    x, weight, out, rows,
+    x, weight, residual, out, partial, rows,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[row, o] = sum over taps and channels of x[row moved by tap, c] · weight[o, tap, c]. A program makes BLOCK_R
-    rows."""
+    """out[row, o] = sum over taps and channels of x[row moved by tap, c] · weight[o, tap, c], plus the residual. A
+    program makes BLOCK_R rows."""
     channels: tl.constexpr = FIRST + SECOND
     depth: tl.constexpr = 9 * channels
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
@@ -45,6 +63,11 @@ def convolution_forward(
         total2 = tl.dot(a, tl.load(weight + two * depth + at, mask=there, other=0.0), total2)
     tl.store(out + row * channels + one, total1, mask=row < rows)
     tl.store(out + row * channels + two, total2, mask=row < rows)
+    if MOMENTS:  # then there are no other rows
+        tl.debug_barrier()
+        for block in tl.static_range(channels // 32):
+            column = block * 32 + tl.arange(0, 32)[None, :]
+            _finish(residual, out, partial, row, column, channels, HAS_RESIDUAL, BLOCK_R)
 
 
 @triton.jit

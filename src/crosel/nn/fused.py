@@ -39,6 +39,7 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
     kernels = None  # type: ignore[assignment]
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
+_MOST_TILES = 4096  # of a part, whose moments one program adds up
 _LAST_FIRST = True  # whether a kernel that reads rows again begins with those that were read last
 MAX_PARTS = 3  # that the kernels know of
 _all_counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
@@ -79,13 +80,16 @@ def available(x: Tensor) -> bool:
     return kernels is not None and _context.wanted and (x.is_cuda or kernels.INTERPRETED)
 
 
-def norm_relu(x: Tensor, norm: nn.Module) -> Tensor:
+def norm_relu(x: Tensor, norm: nn.Module, tiles: Tensor | None = None) -> Tensor:
     """relu(norm(x))."""
-    return add_norm_relu(x, None, norm)[1]
+    return add_norm_relu(x, None, norm, tiles)[1]
 
 
-def add_norm_relu(x: Tensor, residual: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """The sum x + residual, and relu(norm(sum))."""
+def add_norm_relu(
+    x: Tensor, residual: Tensor | None, norm: nn.Module, tiles: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sum x + residual, and relu(norm(sum)). `tiles`: the moments of x that a convolution left (see
+    `divides_parts`); then there is no residual."""
     if not _can_fuse(x, norm):
         total = x if residual is None else x + residual
         return total, F.relu(_eager_norm(total, norm))
@@ -93,8 +97,16 @@ def add_norm_relu(x: Tensor, residual: Tensor | None, norm: nn.Module) -> tuple[
     if not norm.training:
         total = x if residual is None else x + residual
         return total, _apply(total, norm.running_mean, norm.running_var, norm, _plan_launch(total))
-    total, out = _FusedNormReLU.apply(x, residual, norm, shared_cast(norm.weight), shared_cast(norm.bias))  # type: ignore[no-untyped-call]
-    return (x if residual is None else total), out
+    affine = shared_cast(norm.weight), shared_cast(norm.bias)
+    total, out = _FusedNormReLU.apply(x, residual, norm, *affine, tiles)  # type: ignore[no-untyped-call]
+    return (x if total is None else total), out
+
+
+def divides_parts(x: Tensor, rows: int) -> bool:
+    """Whether each part of the batch is a number of tiles of so many rows, and not too many. A convolution may then
+    leave means, and squares about them, of each tile and channel: [2, tiles, channels]."""
+    counts = [size * math.prod(x.shape[2:]) for size in _context.parts or (len(x),)]
+    return len(counts) <= MAX_PARTS and all(n % rows == 0 and 0 < n // rows <= _MOST_TILES for n in counts)
 
 
 def _can_fuse(x: Tensor, norm: nn.Module) -> bool:
@@ -121,21 +133,30 @@ class _FusedNormReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, weight: Tensor, bias: Tensor
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        norm: nn.BatchNorm2d,
+        weight: Tensor,
+        bias: Tensor,
+        tiles: Tensor | None,
     ) -> Any:
         ctx.set_materialize_grads(False)
         plan = _plan_launch(x, _context.parts)
-        total, mean, var = _moments(x, residual, norm, plan)
+        if tiles is None:
+            total, mean, var = _moments(x, residual, norm, plan)
+        else:
+            total, (mean, var) = x, _combine_tiles(tiles, norm, plan)
         out = _apply(total, mean, var, norm, plan)
         ctx.save_for_backward(total, mean, var, weight, bias)
         ctx.norm, ctx.has_residual, ctx.plan = norm, residual is not None, plan
-        return (total if residual is not None else None), out
+        return (None if residual is None and tiles is None else total), out
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor | None, grad_out: Tensor | None) -> Any:
         total, mean, var, weight, bias = ctx.saved_tensors
         if grad_out is None:
-            return grad_total, grad_total if ctx.has_residual else None, None, None, None
+            return grad_total, grad_total if ctx.has_residual else None, None, None, None, None
         grad_out = grad_out.contiguous(memory_format=torch.channels_last)
         if grad_total is not None:
             grad_total = grad_total.contiguous(memory_format=torch.channels_last)
@@ -152,7 +173,7 @@ class _FusedNormReLU(torch.autograd.Function):
             *common, grad_total, sums, grad, *plan.bounds, ctx.norm.eps,
             HAS_SKIP=grad_total is not None, PARTS=len(plan.rows), LAST_FIRST=_LAST_FIRST, **plan.how,
         )  # fmt: skip
-        return grad, grad if ctx.has_residual else None, None, grad_weight, grad_bias
+        return grad, grad if ctx.has_residual else None, None, grad_weight, grad_bias, None
 
 
 @dataclass(frozen=True)
@@ -210,6 +231,20 @@ def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _La
         *plan.bounds, norm.momentum, HAS_RESIDUAL=residual is not None, **plan.how, **plan.adding,
     )  # fmt: skip
     return total, mean, var
+
+
+def _combine_tiles(tiles: Tensor, norm: nn.BatchNorm2d, plan: _Launch) -> tuple[Tensor, Tensor]:
+    """Mean and variance for each part and channel, of those of tiles; moves the running statistics."""
+    _, count, channels = tiles.shape
+    rows, block = sum(plan.rows) // count, 8
+    ends = [end // rows for end in plan.bounds[:3]]
+    most = 1 << (max(plan.rows) // rows - 1).bit_length()
+    mean, var = torch.empty(2, len(plan.rows), channels, device=tiles.device).unbind()
+    kernels.combine_tiles[(-(-channels // block),)](
+        tiles, mean, var, norm.running_mean, norm.running_var, *ends, channels, norm.momentum,
+        ROWS=rows, PARTS=len(plan.rows), TILES=most, BLOCK_C=block, num_warps=8,
+    )  # fmt: skip
+    return mean, var
 
 
 def _apply(x: Tensor, mean: Tensor | None, var: Tensor | None, norm: nn.BatchNorm2d, plan: _Launch) -> Tensor:

@@ -121,6 +121,35 @@ def moments(
         tl.store(ticket + column, 0)
 
 
+@triton.jit(do_not_specialize=["tile1", "tile2", "tiles"])
+def combine_tiles(
+    partial, mean, var, running_mean, running_var, tile1, tile2, tiles, channels, momentum,
+    ROWS: tl.constexpr, PARTS: tl.constexpr, TILES: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """What `moments` computes, of the means of tiles of ROWS rows and the squares about them."""
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < channels
+    long_mean = tl.load(running_mean + channel, mask=inside)
+    long_var = tl.load(running_var + channel, mask=inside)
+    for part in tl.static_range(PARTS):
+        begin, end, _, _ = _part_bounds(part, tile1, tile2, tiles, 0, 0)
+        tile = begin + tl.arange(0, TILES)
+        at = tile[:, None] * channels + channel[None, :]
+        mask = (tile < end)[:, None] & inside[None, :]
+        means = tl.load(partial + at, mask=mask, other=0.0)
+        count = (end - begin) * ROWS
+        centre = tl.sum(means, axis=0) / (end - begin)
+        away = tl.where(mask, means - centre[None, :], 0.0)
+        squares = tl.load(partial + tiles * channels + at, mask=mask, other=0.0) + ROWS * away * away
+        spread = tl.sum(squares, axis=0) / count
+        tl.store(mean + part * channels + channel, centre, mask=inside)
+        tl.store(var + part * channels + channel, spread, mask=inside)
+        long_mean += momentum * (centre - long_mean)
+        long_var += momentum * (spread * (count / (count - 1)) - long_var)
+    tl.store(running_mean + channel, long_mean, mask=inside)
+    tl.store(running_var + channel, long_var, mask=inside)
+
+
 @triton.jit
 def _channel_values(mean, var, weight, bias, part, channels, channel, inside, eps):
     own = part * channels + channel

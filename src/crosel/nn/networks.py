@@ -51,11 +51,15 @@ class _Block(nn.Module):
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs), Conv3x3(outputs, outputs)
         self.shortcut = Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
 
-    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Take and return a sum as its two terms: whoever reads it adds them, in one kernel with the batch norm."""
-        x, activated = add_norm_relu(x, residual, self.norm1)
-        residual = self.conv2(norm_relu(self.conv1(activated), self.norm2))
-        return (x if self.shortcut is None else self.shortcut(activated)), residual
+    def forward(
+        self, x: Tensor, residual: Tensor | None, tiles: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Take and return a sum as its two terms: whoever reads it adds them, in one kernel with the batch norm. Or as
+        one, with the moments of its tiles."""
+        x, activated = add_norm_relu(x, residual, self.norm1, tiles)
+        inner, _, tiles = self.conv1.add(activated)
+        skip = x if self.shortcut is None else self.shortcut(activated)
+        return self.conv2.add(norm_relu(inner, self.norm2, tiles), skip)
 
 
 class ResidualNetwork(Classifier):
@@ -79,10 +83,10 @@ class ResidualNetwork(Classifier):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        x, residual = self.stem(x), None
+        x, residual, tiles = self.stem(x), None, None
         for block in self.blocks:
-            x, residual = block(x, residual)
-        return add_norm_relu(x, residual, self.norm)[1].mean(dim=(2, 3))
+            x, residual, tiles = block(x, residual, tiles)
+        return add_norm_relu(x, residual, self.norm, tiles)[1].mean(dim=(2, 3))
 
 
 class WideResNet(ResidualNetwork):
