@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +67,7 @@ from crosel.utils.text import counted
 Self = TypeVar("Self", bound="PartialLabelClassifier")
 
 
+@dataclass(eq=False, repr=False)
 class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classifier that learns from sets of candidate labels, with any of crosel's methods.
 
@@ -108,45 +109,25 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     There is no `partial_fit`: the methods look at the whole training set after every epoch.
     """
 
-    preset: str | None = None  # which pickles of 0.1.0 have not
+    method: str = "crosel"
+    _: KW_ONLY
+    preset: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    network: str | UserFactory = "auto"
+    method_settings: Mapping[str, Any] | None = None
+    train_settings: Mapping[str, Any] | None = None
+    augment_settings: Mapping[str, Any] | None = None
+    network_settings: Mapping[str, Any] | None = None
+    classes: Any = None
+    folds: int | None = None
+    random_state: int | np.random.RandomState | None = 0
+    device: str = "auto"
+    verbose: bool | None = None
 
     # `candidates` is another name for y, not metadata that scikit-learn should route.
     __metadata_request__fit = {"candidates": UNUSED}  # noqa: RUF012
-
-    def __init__(
-        self,
-        method: str = "crosel",
-        *,
-        preset: str | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        network: str | UserFactory = "auto",
-        method_settings: Mapping[str, Any] | None = None,
-        train_settings: Mapping[str, Any] | None = None,
-        augment_settings: Mapping[str, Any] | None = None,
-        network_settings: Mapping[str, Any] | None = None,
-        classes: Any = None,
-        folds: int | None = None,
-        random_state: int | np.random.RandomState | None = 0,
-        device: str = "auto",
-        verbose: bool | None = None,
-    ) -> None:
-        self.method = method
-        self.preset = preset
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.network = network
-        self.method_settings = method_settings
-        self.train_settings = train_settings
-        self.augment_settings = augment_settings
-        self.network_settings = network_settings
-        self.classes = classes
-        self.folds = folds
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
 
     def __getattr__(self, name: str) -> Any:
         if name == "partial_fit":  # for scikit-learn's hasattr; users see the reason
@@ -392,6 +373,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return tags
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CroSelClassifier(PartialLabelClassifier):
     """CroSel: two networks select confident labels for each other from their prediction history.
 
@@ -410,44 +392,14 @@ class CroSelClassifier(PartialLabelClassifier):
     networks : 2, or 1, which selects for itself; 2.
     """
 
-    def __init__(
-        self,
-        *,
-        preset: str | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        warmup: int | None = None,
-        gamma: float | None = None,
-        bank_length: int | None = None,
-        lambda_cr: float | None = None,
-        temperature: float | None = None,
-        alpha: float | None = None,
-        networks: int | None = None,
-        network: str | UserFactory = "auto",
-        method_settings: Mapping[str, Any] | None = None,
-        train_settings: Mapping[str, Any] | None = None,
-        augment_settings: Mapping[str, Any] | None = None,
-        network_settings: Mapping[str, Any] | None = None,
-        classes: Any = None,
-        folds: int | None = None,
-        random_state: int | np.random.RandomState | None = 0,
-        device: str = "auto",
-        verbose: bool | None = None,
-    ) -> None:
-        super().__init__(
-            "crosel", preset=preset, epochs=epochs, batch_size=batch_size, lr=lr, network=network,
-            method_settings=method_settings, train_settings=train_settings, augment_settings=augment_settings,
-            network_settings=network_settings, classes=classes, folds=folds, random_state=random_state, device=device,
-            verbose=verbose,
-        )  # fmt: skip
-        self.warmup = warmup
-        self.gamma = gamma
-        self.bank_length = bank_length
-        self.lambda_cr = lambda_cr
-        self.temperature = temperature
-        self.alpha = alpha
-        self.networks = networks
+    method: str = field(default="crosel", init=False)
+    warmup: int | None = None
+    gamma: float | None = None
+    bank_length: int | None = None
+    lambda_cr: float | None = None
+    temperature: float | None = None
+    alpha: float | None = None
+    networks: int | None = None
 
     def _method_values(self) -> dict[str, Any]:
         values = super()._method_values()
