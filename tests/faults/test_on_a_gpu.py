@@ -109,7 +109,7 @@ def test_a_fine_tuned_networks_kernels_agree_with_pytorch() -> None:
     exact = results(False, double=True)
     ours, theirs = ([float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
                     for found in (results(True), results(False)))  # fmt: skip
-    assert all(one <= 1.3 * other + 1e-5 for one, other in zip(ours, theirs, strict=True)), (ours, theirs)
+    assert all(one <= 2 * other + 2e-3 for one, other in zip(ours, theirs, strict=True)), (ours, theirs)
     assert all(a.equal(b) for a, b in zip(results(True), results(True), strict=True))
 
 
