@@ -77,30 +77,20 @@ def stack(caption: str, parts: Sequence[tuple[str, int, str]], note: str = "") -
     )
 
 
-def png(image: NDArray[np.uint8]) -> bytes:
-    """A PNG file of an image [c, h, w]: RGB, or grey where it has another number of channels than 3."""
+def png(image: NDArray[np.uint8], side: int | None = None) -> bytes:
+    """A PNG file of an image [c, h, w]: RGB, or grey where it has another number of channels than 3. With `side`, of at
+    most so many pixels per side, by the mean of each square of pixels, so that fine lines remain visible."""
+    picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0) if len(image) == 3 else image[0]))
+    if side is not None and max(picture.size) > side:
+        picture = picture.reduce(-(-max(picture.size) // side))
     out = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0) if len(image) == 3 else image[0])).save(out, "PNG")
+    picture.save(out, "PNG")
     return out.getvalue()
-
-
-def reduced(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """At most `side` pixels per side, by the mean of each square of pixels, so that fine lines remain visible."""
-    channels, height, width = image.shape
-    step = -(-max(height, width) // side)
-    if step == 1:
-        return image
-    # A side that is shorter than a square stays as it is.
-    tall, wide = min(step, height), min(step, width)
-    rows, columns = height // tall, width // wide
-    cut = image[:, : rows * tall, : columns * wide].reshape(channels, rows, tall, columns, wide)
-    means: NDArray[np.uint8] = np.rint(cut.mean(axis=(2, 4))).astype(np.uint8)
-    return means
 
 
 def thumbnail(image: NDArray[Any], alt: str) -> str:
     """An <img> of an image [c, h, w]; `alt` must be escaped."""
-    data = base64.b64encode(png(reduced(image, SIDE))).decode()
+    data = base64.b64encode(png(image, SIDE)).decode()
     return f'<img class="thumb" width="44" height="44" alt="{alt}" src="data:image/png;base64,{data}">'
 
 

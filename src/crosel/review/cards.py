@@ -21,7 +21,7 @@ from crosel.data.sources import locate
 from crosel.data.table import image_root
 from crosel.errors import UserError
 from crosel.methods.base import find_method
-from crosel.report.html import png, reduced
+from crosel.report.html import png
 from crosel.runs.corrections import CODES, Decisions
 from crosel.runs.folder import RunFolder, load_run, training_inputs
 from crosel.runs.labels import FLAGS
@@ -135,13 +135,13 @@ class Cards:
 
     def _encode(self, row: int) -> bytes:
         assert self.x is not None
-        return png(reduced(np.asarray(self.x[row], np.uint8), SIDE))
+        return png(np.asarray(self.x[row], np.uint8), SIDE)
 
     def large_png(self, row: int) -> bytes:
         """The picture as large as it is worth."""
         assert self.x is not None
         pixels = self.x.at(row, LARGE) if isinstance(self.x, ImageFiles) else np.asarray(self.x[row], np.uint8)
-        return png(reduced(pixels, LARGE))
+        return png(pixels, LARGE)
 
 
 def network_cards(networks: NetworkLabels, rows: NDArray[np.int64]) -> list[list[dict[str, Any]]]:
