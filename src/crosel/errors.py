@@ -7,8 +7,14 @@ import re
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+_LONGEST = 3000
+
+
 def on_one_line(text: str) -> str:
-    """With escapes for control characters, which names may hold: they would make lines, or move the cursor."""
+    """With escapes for control characters, which names may hold: they would make lines, or move the cursor. What is
+    longer than any path is cut in the middle: the place and the remedy stay."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

@@ -427,7 +427,7 @@ class Readers:
             return "read"
         except UserError as error:
             text = str(error)
-            if "\n" in text or len(text) > 2000:
+            if "\n" in text or len(text) > 4000:
                 raise AssertionError(f"not one line: {text[:3000]!r}") from None
         except OSError as error:
             if not error.filename or not error.strerror:

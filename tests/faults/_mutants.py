@@ -533,7 +533,7 @@ def checked(name: str, arguments: list[object], run: Path, seconds: float = SECO
                 said = [line for line in result.err.splitlines() if line.startswith("crosel: ")]
                 if code not in (0, 2) or "Traceback" in result.err:
                     wrong = result.err[-2500:]
-                elif code == 2 and (len(said) != 1 or not result.err.endswith(said[0] + "\n") or len(said[0]) > 2000):
+                elif code == 2 and (len(said) != 1 or not result.err.endswith(said[0] + "\n") or len(said[0]) > 4000):
                     wrong = f"not one line: {result.err[-2500:]}"
     except Late as late:
         import traceback

@@ -30,6 +30,7 @@ from crosel.training.devices import pick_device
 from crosel.training.session import Session, load_tensors
 from crosel.training.trainer import predicted_probabilities
 from crosel.utils.files import atomic_write
+from crosel.utils.text import one_line
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
 FORMAT = 1
@@ -187,7 +188,9 @@ def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, di
     except UserError:
         raise
     except Exception as error:  # safetensors, JSON and missing entries each have their own errors
-        raise UserError(f"{path}: not a saved crosel model, or damaged ({error}); fit and save it again") from None
+        raise UserError(
+            f"{path}: not a saved crosel model, or damaged ({one_line(error)}); fit and save it again"
+        ) from None
     if network is None and (name == OWN_NETWORK or ":" in name):
         raise UserError(f"{path}: its network is your own code; pass it: load(path, network=factory)")
     arrays = {name: t.numpy() for name, t in strip_prefix("fitted", tensors).items()}

@@ -37,7 +37,8 @@ _NOT_IN_WARM_UP = ("loss_selected", "loss_comix")  # where metrics.jsonl has 0
 
 def curves(run: Run) -> list[Figure]:
     """Everything over the epochs."""
-    marks = [(run.warm_up + 0.5, "end of warm-up")] if run.warm_up else []
+    warm_up = run.warm_up
+    marks = [(warm_up + 0.5, "end of warm-up")] if warm_up else []
     common: dict[str, Any] = {"marks": marks, "epochs": len(run.rows)}
 
     def series(**names: str) -> list[Series]:
@@ -45,7 +46,7 @@ def curves(run: Run) -> list[Figure]:
         return [Series(name, found, i, quiet=name.startswith("network ")) for i, (found, name) in enumerate(points)]
 
     def loss_points(key: str) -> list[tuple[float, float]]:
-        return [(epoch, loss) for epoch, loss in run.points(key) if key not in _NOT_IN_WARM_UP or epoch > run.warm_up]
+        return [(epoch, loss) for epoch, loss in run.points(key) if key not in _NOT_IN_WARM_UP or epoch > warm_up]
 
     losses = [key for key in dict.fromkeys(k for row in run.rows for k in row) if key.startswith("loss")]
     both = "both networks" if run.points("test_accuracy_1") else "test accuracy"

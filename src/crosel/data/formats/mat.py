@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -74,7 +76,10 @@ def _load_variables(path: Path, names: list[str], shapes: dict[str, tuple[int, .
     # Either kind of sparse table will do. SciPy 1.18 warns whoever does not say which, 1.12 knows only one.
     kind_of_table = {"spmatrix": False} if "spmatrix" in signature(loadmat).parameters else {}
     try:
+        _check_types(path, names)
         found: dict[str, Any] = loadmat(str(path), variable_names=names, **kind_of_table)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{path}: not a readable MATLAB file ({one_line(error)}); save it again with -v7") from None
     for name in names:
@@ -83,6 +88,87 @@ def _load_variables(path: Path, names: list[str], shapes: dict[str, tuple[int, .
         if kind is None or not (np.issubdtype(kind, np.number) or np.issubdtype(kind, np.bool_)):
             raise UserError(f"{path}: '{name}' is not a table of numbers; save it as one")
     return found
+
+
+_NUMBERS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 12, 13})  # types of values in a file
+_MATRIX, _PACKED = 14, 15  # types of elements
+_SPARSE, _LAST = 5, 15  # classes of variables: a sparse table, and the last of those with plain numbers
+_COMPLEX = 0x800
+
+
+def _check_types(path: Path, names: list[str]) -> None:
+    """Raise an error unless these variables hold numbers of known types.
+
+    SciPy takes the number of a type for a place in its table, wherever in memory that leads.
+    """
+    with path.open("rb") as stream:
+        head = stream.read(128)
+        if 0 in head[:4]:  # version 4, which has no such numbers
+            return
+        order = "<" if head[126:] == b"IM" else ">"
+        while len(tag := stream.read(8)) == 8:
+            kind, size = struct.unpack(f"{order}II", tag)
+            start = stream.tell()
+            read: Callable[[int], bytes] = stream.read
+            if kind == _PACKED:
+                read = _Unpacked(stream, size).read
+                kind = struct.unpack(f"{order}II", read(8))[0]
+            if kind == _MATRIX:
+                _check_variable(read, order, names, path)
+            stream.seek(start + size)
+
+
+def _check_variable(read: Callable[[int], bytes], order: str, names: list[str], path: Path) -> None:
+    _, flags = _element(read, order, 8)
+    _element(read, order, 1 << 10)  # its shape
+    _, name = _element(read, order, 1 << 16)
+    if name.decode("latin-1") not in names:
+        return
+    (kind,) = struct.unpack(f"{order}I", flags[:4])
+    if not _SPARSE <= kind & 0xFF <= _LAST:
+        raise UserError(f"{path}: '{name.decode('latin-1')}' is not a table of numbers; save it as one")
+    parts = (3 if kind & 0xFF == _SPARSE else 1) + (kind & _COMPLEX > 0)  # places, real parts, imaginary ones
+    for part in range(parts):
+        values, _ = _element(read, order, 0 if part == parts - 1 else 1 << 40, keep=False)
+        if values not in _NUMBERS:
+            raise ValueError(f"values of the unknown type {values}")
+
+
+def _element(read: Callable[[int], bytes], order: str, most: int, keep: bool = True) -> tuple[int, bytes]:
+    """The type of the next element and its content, of at most so many bytes; with `most` 0 it is not read."""
+    tag = read(8)
+    first, size = struct.unpack(f"{order}II", tag)
+    if first >> 16:  # a small one, inside its tag
+        return first & 0xFFFF, tag[4 : 4 + (first >> 16)]
+    if size > most > 0:
+        raise ValueError(f"an element of {size} bytes")
+    content, left = b"", -(-size // 8) * 8 if most else 0
+    while left:
+        part = read(min(left, 1 << 20))
+        if not part:
+            raise ValueError("it is cut short")
+        content, left = content + part if keep else b"", left - len(part)
+    return first, content[:size]
+
+
+class _Unpacked:
+    """A part of a file, unpacked as far as it is read."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self._stream, self._left, self._unpack = stream, size, zlib.decompressobj()
+
+    def read(self, count: int) -> bytes:
+        out = bytearray()
+        while len(out) < count:
+            packed = self._unpack.unconsumed_tail
+            if not packed:
+                packed = self._stream.read(min(self._left, 1 << 16))
+                self._left -= len(packed)
+            part = self._unpack.decompress(packed, count - len(out))
+            if not part and not packed:
+                break
+            out += part
+        return bytes(out)
 
 
 def _dense(value: Any) -> Array:
