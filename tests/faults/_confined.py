@@ -38,7 +38,7 @@ class Late(BaseException):
 class Outcome:
     value: Any  # what the work returned; None if it did not end
     died: str  # how it ended instead, or ""
-    grown: int  # bytes, at the most
+    peak: int  # bytes of memory at the most; what it shares with its parent is counted as it is first touched
     touched: list[str]  # outside the allowed folders, and other things that must not happen
 
 
@@ -62,7 +62,6 @@ def confined(work: Callable[[], Any], allowed: Sequence[Path], seconds: float) -
     sys.stdout.flush()
     sys.stderr.flush()
     end, start = os.pipe()
-    base = _resident()
     pid = os.fork()
     if pid == 0:
         os.close(end)
@@ -80,18 +79,14 @@ def confined(work: Callable[[], Any], allowed: Sequence[Path], seconds: float) -
     if late:
         os.kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
-    grown = max(0, usage.ru_maxrss * 1024 - base)
+    peak = usage.ru_maxrss * 1024
     code = os.waitstatus_to_exitcode(status)
     try:
         value, touched = json.loads(answer)
     except ValueError:
         said = answer.decode("utf-8", "replace")[-3000:]
-        return Outcome(None, f"hung for {seconds} s" if late else f"died with exit code {code} {said}", grown, [])
-    return Outcome(value, "", grown, touched)
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return Outcome(None, f"hung for {seconds} s" if late else f"died with exit code {code} {said}", peak, [])
+    return Outcome(value, "", peak, touched)
 
 
 def _child(work: Callable[[], Any], allowed: list[str], start: int) -> NoReturn:

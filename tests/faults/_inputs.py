@@ -414,6 +414,12 @@ class Readers:
             if name not in ("parquet", "arrow"):  # these start threads
                 for content in kind.seeds:
                     self._read(kind, content)
+        self.peak = confined(self._read_good, [self.folder], 600).peak  # bytes of memory for good files
+
+    def _read_good(self) -> None:
+        for kind in self.kinds.values():
+            for content in kind.seeds:
+                self._read(kind, content)
 
     def _read(self, kind: Kind, content: bytes) -> str:
         """`read` or `refused`; anything else is an exception."""
@@ -442,8 +448,7 @@ class Readers:
 
         def read_all() -> dict[str, Any]:
             self.lines.watch()
-            start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            outcomes, failed, kept, slowest, peak, done = Counter[str](), [], [], 0.0, start, 0
+            outcomes, failed, kept, slowest, done = Counter[str](), [], [], 0.0, 0
             for seed in range(first, first + number):
                 rng = random.Random(seed)
                 name = rng.choice(names)
@@ -457,10 +462,10 @@ class Readers:
                     said = traceback.format_exc()[-2500:]
                 slowest = max(slowest, time.monotonic() - began)
                 done += 1
-                peak = max(peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-                large = peak - start > MEMORY_GB * 2**30
+                grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self.peak
+                large = grown > MEMORY_GB * 2**30
                 if said or large:
-                    failed.append({"seed": seed, "reader": name, "failed": said or f"{(peak - start) >> 20} MiB",
+                    failed.append({"seed": seed, "reader": name, "failed": said or f"{grown >> 20} MiB",
                                    "content": base64.b64encode(content[: 1 << 16]).decode()})  # fmt: skip
                 if self.lines.new and len(content) < 1 << 15:
                     kept.append([name, base64.b64encode(content).decode(), sorted(self.lines.new)])
@@ -477,17 +482,13 @@ class Readers:
                        "content": base64.b64encode(content).decode()}  # fmt: skip
             found = found or {"inputs": 0, "outcomes": {}, "failed": [], "kept": [], "slowest": 0.0}
             found["failed"].append(failure)
-            self._restore()
         for name, content, lines in found.pop("kept"):
             new = set(map(tuple, lines)) - self.lines.seen
             if new:
                 self.lines.seen |= new
                 self.corpus[name].append(base64.b64decode(content))
                 found["reached"] = found.get("reached", 0) + 1
-        return {**found, "grown": outcome.grown}
-
-    def _restore(self) -> None:
-        """What a child that was killed may have left half done."""
+        return {**found, "grown": max(0, outcome.peak - self.peak)}
 
 
 def _bomb() -> bytes:

@@ -20,7 +20,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Base:
     source: Path
     suite: Path
     files: dict[str, bytes]
+    peak: int = 0  # bytes of memory that all commands take, with nothing changed
 
     def restore(self, work: Path) -> None:
         """Everything as it was, whatever has been done to it."""
@@ -77,7 +78,7 @@ def make_bases(work: Path) -> list[Base]:
             code, _, wrong = checked(name, arguments, base.run)
             assert not wrong, f"{name}: {wrong}"
             assert code == 0 or (name, base.run.name) == ("labels tasks", "proden-seed0"), name  # features are no tasks
-    return bases
+    return [replace(base, peak=read_by_all(base, work).peak) for base in bases]
 
 
 def make_base(work: Path, kind: str) -> Base:
@@ -546,24 +547,17 @@ def checked(name: str, arguments: list[object], run: Path, seconds: float = SECO
     return code, time.monotonic() - began, wrong
 
 
-def change(base: Base, work: Path, seed: int) -> list[str]:
-    """A good folder, changed; what was done."""
+def read_by_all(base: Base, work: Path, seed: int | None = None, only: tuple[str, ...] = ()) -> Outcome:
+    """What every command does with the folder in a child: its name, exit code, seconds, what is wrong, bytes grown. The
+    good folder, or one changed by a seed, whose changes come first."""
     rng = random.Random(seed)
     base.restore(work)
-    elsewhere = outside(work / "elsewhere")
-    (work / "out").mkdir()
-    return [mutate(base, rng, elsewhere) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-
-
-def attack(bases: list[Base], work: Path, seed: int, only: tuple[str, ...] = ()) -> dict[str, Any]:
-    """One changed folder read by every command: what each did, and what none of them may do, in `failed`."""
-    base = bases[(0, 2, 0, 2, 1)[seed % 5]]  # features take longer
-    what = change(base, work, seed)
-    elsewhere, out = work / "elsewhere", work / "out"
+    elsewhere, out = outside(work / "elsewhere"), work / "out"
+    out.mkdir()
+    what = [] if seed is None else [mutate(base, rng, elsewhere) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     before, reading = state_of(elsewhere), commands(base, out)
-    if base.run.name.startswith("proden"):  # writing labels of folds takes a second: in one of the three ways
-        kinds = ["labels", "labels npz", "labels tasks"]
-        for name in random.Random(seed).sample(kinds, 2):
+    if seed is not None and base.run.name.startswith("proden"):  # labels of folds take a second: in one of three ways
+        for name in random.Random(seed).sample(["labels", "labels npz", "labels tasks"], 2):
             del reading[name]
 
     def read_all() -> list[Any]:
@@ -576,17 +570,25 @@ def attack(bases: list[Base], work: Path, seed: int, only: tuple[str, ...] = ())
                 start = peak_memory() or 0
                 row = checked(name, arguments, base.run)
                 rows.append([name, *row, (peak_memory() or 0) - start])
-        return rows
+        return [what, rows]
 
-    outcome: Outcome = confined(read_all, [base.sent, out], SECONDS * len(reading))
-    failed = [outcome.died] if outcome.died else []
-    failed += [f"{name}: {wrong}" for name, _, _, wrong, _ in outcome.value or () if wrong]
-    failed += [f"touched {place}" for place in outcome.touched]
-    if outcome.grown > MEMORY_GB * 2**30:
-        most = max(outcome.value or [["?", 0, 0, "", 0]], key=lambda row: row[4])[0]
-        failed.append(f"memory: {outcome.grown >> 20} MiB more, most of it in {most}")
+    found = confined(read_all, [base.sent, out], SECONDS * len(reading))
     if state_of(elsewhere) != before:
-        failed.append("something elsewhere was changed")
-    rows = outcome.value or []
-    return {"seed": seed, "base": base.source.name, "changed": what, "failed": failed, "grown": outcome.grown,
+        found.touched.append("something elsewhere")
+    return replace(found, value=found.value or [what, []])
+
+
+def attack(bases: list[Base], work: Path, seed: int, only: tuple[str, ...] = ()) -> dict[str, Any]:
+    """One changed folder read by every command: what each did, and what none of them may do, in `failed`."""
+    base = bases[(0, 2, 0, 2, 1)[seed % 5]]  # features take longer
+    outcome = read_by_all(base, work, seed, only)
+    what, rows = outcome.value
+    failed = [outcome.died] if outcome.died else []
+    failed += [f"{name}: {wrong}" for name, _, _, wrong, _ in rows if wrong]
+    failed += [f"touched {place}" for place in outcome.touched]
+    grown = max(0, outcome.peak - base.peak)
+    if grown > MEMORY_GB * 2**30:
+        most = max(rows or [["?", 0, 0, "", 0]], key=lambda row: row[4])[0]
+        failed.append(f"memory: {grown >> 20} MiB more than for the good folder, most of it in {most}")
+    return {"seed": seed, "base": base.source.name, "changed": what, "failed": failed, "grown": grown,
             "rows": [[name, code, took] for name, code, took, _, _ in rows]}  # fmt: skip

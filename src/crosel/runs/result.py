@@ -45,6 +45,8 @@ from crosel.utils.text import one_line, some_of
 logger = logging.getLogger(__name__)
 
 RESTORE = "restore the file, or train again with another --out"
+_BYTES_PER_EXAMPLE = 1000  # its id, its label, its row of a table or a page
+_MOST = {"v": len(SELECTED) - 1, "t": 10_000}  # networks, and epochs that a bank remembers
 NAMED = 3  # classes that a line about lost ones names before it counts
 UNSURE_BELOW = 0.5  # for methods that do not select: a label with less confidence than this is `unsure`
 SAVED_ENTRIES = 1 << 26  # of a table of probabilities, two bytes each; a larger one is not saved
@@ -111,6 +113,8 @@ class TrainingSet:
         if len(shape) not in (1, 3):
             raise UserError(f"{path}: cannot be read (examples of shape {list(shape)}); {RESTORE}")
         check_bytes(4 * math.prod(shape), "an example", path)
+        n, k = found["candidates"].shape
+        check_bytes(n * (_BYTES_PER_EXAMPLE + 16 * k), f"what is known of {n} examples", path)
         return cls(
             tuple(map(str, found["classes"])), found["candidates"], shape, str(found["data"]),
             truth=None if y is None else y.astype(np.int64),
@@ -448,7 +452,7 @@ def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
 def load_arrays(path: Path, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]) -> dict[str, Any]:
     """The arrays of an npz file; none where it is not there, or cannot be used."""
     try:
-        return read_arrays(path, specs, sizes, leave_out=True)
+        return read_arrays(path, specs, sizes, _MOST, leave_out=True)
     except FileNotFoundError:
         return {}
     except (OSError, UserError) as error:

@@ -92,14 +92,18 @@ class ArraySpec:
 
 
 def read_arrays(
-    path: Path, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int] | None = None, leave_out: bool = False
+    path: Path,
+    specs: Mapping[str, ArraySpec],
+    sizes: Mapping[str, int] | None = None,
+    most: Mapping[str, int] | None = None,
+    leave_out: bool = False,
 ) -> dict[str, NDArray[Any]]:
     """Those arrays of a run's npz file that `specs` names. Size, type and shape are checked before they are unpacked.
 
-    `sizes`: lengths of axes that are known. `leave_out`: go on without an array that is not as it must be. UserError
-    or OSError where the file cannot be used.
+    `sizes`: lengths of axes that are known; `most`: how long others may be. `leave_out`: go on without an array that is
+    not as it must be. UserError or OSError where the file cannot be used.
     """
-    known = dict(sizes or {})
+    known, taken = dict(sizes or {}), 0
     found: dict[str, NDArray[Any]] = {}
     try:
         with open_file(path, links=False) as stream, zipfile.ZipFile(stream) as archive:
@@ -109,7 +113,8 @@ def read_arrays(
             for name, info in wanted.items():
                 try:
                     with archive.open(info) as member:
-                        _check_header(member, specs[name], info.file_size, known)
+                        taken += _check_header(member, specs[name], info.file_size, known, most or {})
+                        check_bytes(taken, "its content", path)
                     with archive.open(info) as member:
                         array = np.lib.format.read_array(member, allow_pickle=False)
                     _check_values(array, specs[name], known)
@@ -130,7 +135,10 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _check_header(member: IO[bytes], spec: ArraySpec, size: int, known: dict[str, int]) -> None:
+def _check_header(
+    member: IO[bytes], spec: ArraySpec, size: int, known: dict[str, int], most: Mapping[str, int]
+) -> int:
+    """Bytes that the array takes at the most, with a copy of another type, or as Python's own texts."""
     version = np.lib.format.read_magic(member)
     length = int.from_bytes(member.read(2 if version == (1, 0) else 4), "little")
     header = ast.literal_eval(member.read(min(length, 1 << 16)).decode("latin-1"))
@@ -145,7 +153,10 @@ def _check_header(member: IO[bytes], spec: ArraySpec, size: int, known: dict[str
     for axis, length in own.items():
         if known.get(axis, length) != length:
             raise ValueError(f"an axis has the length {length}, and {known[axis]} elsewhere")
+        if length > most.get(axis, length):
+            raise ValueError(f"an axis has the length {length}, more than {most[axis]}")
     known.update(own)
+    return int(math.prod(shape) * (2 * dtype.itemsize + (64 if dtype.kind == "U" else 8)))
 
 
 def _check_values(array: NDArray[Any], spec: ArraySpec, known: Mapping[str, int]) -> None:
