@@ -208,7 +208,7 @@ def as_candidates(candidates: Any, place: str) -> NDArray[np.bool_]:
         raise UserError(
             f"{place}: the candidate set of example {empty[0]} is empty ({len(empty)} such); give it at least one label"
         )
-    return c
+    return np.ascontiguousarray(c)  # torch takes no S[::-1]
 
 
 def as_table(values: Any, n: int, k: int, dtype: Any, place: str, signed: bool = False) -> Array:

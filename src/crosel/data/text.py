@@ -61,7 +61,8 @@ class CsvFile:
         first = next(self._lines, None)
         if first is None or not first.strip():
             raise UserError(f"{path}, line 1: cannot read '{path.suffix}' without a line of column names")
-        self._reader = csv.reader(self._again(first), delimiter=_delimiter(path, first), strict=True)
+        self.delimiter = _delimiter(path, first)
+        self._reader = csv.reader(self._again(first), delimiter=self.delimiter, strict=True)
         self._end = 0
         names = [name.strip() for name in self._next() or []]
         self.header = ["" if _UNNAMED.fullmatch(name) else name for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -183,6 +184,7 @@ def filled_from_data(config: RunConfig) -> set[str]:
     return {name for name, is_given in given.items() if not is_given}
 
 
+_DRAWING = threading.Lock()
 FROM_DATA = ("flip", "cutout_fill", "weak_feature_noise")  # settings of `augment`
 
 
@@ -215,7 +217,9 @@ def build_session(
     weights = torch.from_numpy(data.weights) if config.train.candidate_weights and data.weights is not None else None
     problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, weights)
     method_class = find_method(config.method.name)
-    with torch.random.fork_rng(devices=[]):  # starting values follow from the seed, global state stays untouched
+    # Starting values follow from the seed. torch's modules draw them from the generator of the whole process: one
+    # thread at a time has it, and leaves it as it was.
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         method = method_class(config.method, problem, factory).to(device)
     if data.is_image:

@@ -135,9 +135,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _check_header(
-    member: IO[bytes], spec: ArraySpec, size: int, known: dict[str, int], most: Mapping[str, int]
-) -> int:
+def _check_header(member: IO[bytes], spec: ArraySpec, size: int, known: dict[str, int], most: Mapping[str, int]) -> int:
     """Bytes that the array takes at the most, with a copy of another type, or as Python's own texts."""
     version = np.lib.format.read_magic(member)
     length = int.from_bytes(member.read(2 if version == (1, 0) else 4), "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
@@ -29,9 +30,13 @@ from crosel.data.vocabulary import NO_VOTE
 from crosel.errors import UserError
 from crosel.utils.text import did_you_mean, quoted
 
+logger = logging.getLogger(__name__)
+
 _LOOK_AT = 200  # rows that show which columns hold votes, where there are features beside them
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LONG_VOTES = "; if rows are votes, name their columns task, worker and label"
+_POINT = re.compile(r"\s*[-+]?\d+\.\d+\s*")
+_THOUSANDS = re.compile(r"\s*[-+]?[1-9]\d{0,2}\.\d{3}\s*")  # or a number with three decimals
 _WHOLE = re.compile(r"\s*-?\d+\.0\s*")
 
 
@@ -60,6 +65,11 @@ class CsvRows(Rows):
         self.first_line = start[0][0]
         self._rows = chain(start, rows)
         self._at = {name: column for column, name in enumerate(header)}
+        # Where columns are separated by semicolons, decimals often have commas, and points stand between thousands.
+        cells = (cell for row in self.start for cell in row)
+        self._doubt = file.delimiter == ";" and not any(
+            _POINT.fullmatch(c) and not _THOUSANDS.fullmatch(c) for c in cells
+        )
         self.hint: Callable[[list[str]], str] = lambda row: ""  # what cells that are not numbers may be instead
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
@@ -69,11 +79,15 @@ class CsvRows(Rows):
         return row[self._at[title]]
 
     def numbers(self, names: Sequence[str], others_allowed: bool = False) -> Numbers:
-        columns = [self._at[name] for name in names]
+        columns, path = [self._at[name] for name in names], self.path
         take = _cells_in(columns)
 
         def numbers(line: int, row: list[str]) -> tuple[float, ...]:
             cells = take(row)
+            if self._doubt and (cell := next(filter(_THOUSANDS.fullmatch, cells), None)):
+                self._doubt = False  # said once
+                number = f"{float(cell):g}; if it means {cell.strip().replace('.', '')}, write it without the point"
+                logger.warning(f"{path}, line {line}: {quoted(cell)} is read as {number}")
             try:
                 if "_" in "".join(cells):  # a code such as 3_1, which Python takes for 31
                     raise ValueError
