@@ -20,8 +20,9 @@ from crosel.bench.execution import GRACE, BenchScreen, Executor, Options, RunRes
 from crosel.bench.suite import BenchRun
 from crosel.errors import UserError
 from crosel.utils.child import child_command
-from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder
-from crosel.utils.system import ask_to_stop
+from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder, make_own_folder
+from crosel.utils.reading import WRITE, open_plain, read_file, read_run_text
+from crosel.utils.system import ask_to_stop, memory_limit
 from crosel.utils.text import choose_from
 
 POLL = 0.1  # seconds between looks at the processes
@@ -87,12 +88,12 @@ def command(run: BenchRun, folder: Path, device: str, parent: int, trust_code: b
 
 def start(run: BenchRun, options: Options, device: str) -> Process:
     log = options.out / "logs" / f"{run.name.replace('/', '--')}.log"
-    make_folder(log.parent)
+    make_own_folder(log.parent)
     make_folder(options.folder(run).parent)
     environment = dict(os.environ)
     if options.jobs > 1:  # several runs with a thread for each core get in each other's way
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
-    with disk_errors(log), open(log, "wb") as stream:
+    with disk_errors(log), open(open_plain(log, links=False, flags=WRITE), "wb") as stream:
         # In a group of its own, so that a terminal's Ctrl-C comes to us alone and each run is asked once.
         popen = subprocess.Popen(
             command(run, options.folder(run), device, os.getpid(), options.trust_code),
@@ -117,8 +118,8 @@ def result_of(process: Process, options: Options, stopping: bool = False) -> Run
 
 def last_line(log: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
+        lines = read_run_text(log).split("\n")
+    except (OSError, UserError):
         return ""
     found = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return found.removeprefix("crosel: ")
@@ -240,7 +241,7 @@ class FileSyncer:
             with contextlib.suppress(FileNotFoundError):  # an old checkpoint may go while we look
                 stamp = _stamp(path)
                 if self._known.get(name) != stamp:
-                    changed[name] = path.read_bytes()
+                    changed[name] = read_file(path, memory_limit(), links=False)
                     self._known[name] = stamp
                 present.append(name)
         return SyncBatch(self.run, self.attempt, changed, tuple(present))
@@ -257,7 +258,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 def write_files(folder: Path, files: Mapping[str, bytes], present: Sequence[str] | None = None) -> None:
     """Write files into a run folder, `done` last; with `present`, delete checkpoints that the worker has deleted."""
     for name in sorted(files, key=lambda name: (name == "done", name)):
-        make_folder((folder / name).parent)
+        parent = (folder / name).parent
+        (make_folder if parent == folder else make_own_folder)(parent)
         atomic_write(folder / name, files[name])
     if present:
         with disk_errors(folder):
@@ -268,13 +270,13 @@ def write_files(folder: Path, files: Mapping[str, bytes], present: Sequence[str]
 
 def read_files(folder: Path) -> Files:
     """What a worker needs to continue a run."""
-    return {name: path.read_bytes() for name, path in _files(folder)}
+    return {name: read_file(path, memory_limit(), links=False) for name, path in _files(folder)}
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Whole files below a folder, with their names there."""
+    """Whole files below a folder, with their names there; what links lead to is not below it."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.startswith(TEMPORARY):
+        if path.is_file() and not path.is_symlink() and not path.name.startswith(TEMPORARY):
             yield path.relative_to(folder).as_posix(), path
 
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from crosel.errors import UserError
 from crosel.utils.files import claim
-from crosel.utils.system import workers
+from crosel.utils.reading import STORE, open_plain
+from crosel.utils.system import check_bytes, workers
 
 if TYPE_CHECKING:
     from crosel.data.settings import DataSettings
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FOLDER = ".crosel-cache"
 OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _DIGEST = 16  # bytes of the digest of an example's content
+_BYTES_PER_KEY = 200  # in memory
 _BATCH = 64  # examples that pass through the backbone at once
 
 
@@ -74,22 +76,27 @@ class EmbeddingStore:
     def _open(self, rows_path: Path, keys_path: Path) -> None:
         if rows_path.parent.is_symlink():  # it may lead anywhere
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UserError):  # it is read by another run, or no store: rows stay in memory
             rows_path.parent.mkdir(exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-            keys = os.open(keys_path, flags, 0o644)
+            keys = open_plain(keys_path, links=False, flags=STORE)
             try:
                 claim(keys, "another run is writing these embeddings")
-                rows = os.open(rows_path, flags, 0o644)
-            except (OSError, UserError):  # it is read by another run: this one keeps its rows in memory
+                rows = open_plain(rows_path, links=False, flags=STORE)
+            except (OSError, UserError):
                 os.close(keys)
-                return
-            self._files = rows, keys
+                raise
             width = 4 * self.dimensions
             count = min(os.fstat(rows).st_size // width, os.fstat(keys).st_size // _DIGEST)
-            os.ftruncate(rows, count * width)  # what a kill left half written
-            os.ftruncate(keys, count * _DIGEST)
-            found = os.pread(keys, count * _DIGEST, 0) if hasattr(os, "pread") else keys_path.read_bytes()
+            try:
+                check_bytes(count * _BYTES_PER_KEY, "its keys", keys_path)
+                os.ftruncate(rows, count * width)  # what a kill left half written
+                os.ftruncate(keys, count * _DIGEST)
+                found = os.pread(keys, count * _DIGEST, 0) if hasattr(os, "pread") else keys_path.read_bytes()
+            except (OSError, UserError):
+                os.close(keys)
+                os.close(rows)
+                raise
+            self._files = rows, keys
             self._known = {found[i * _DIGEST : (i + 1) * _DIGEST]: i for i in range(count)}
 
     def __contains__(self, key: bytes) -> bool:

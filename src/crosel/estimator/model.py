@@ -30,6 +30,7 @@ from crosel.training.devices import pick_device
 from crosel.training.session import Session, load_tensors
 from crosel.training.trainer import predicted_probabilities
 from crosel.utils.files import atomic_write
+from crosel.utils.system import check_bytes
 from crosel.utils.text import one_line
 
 OWN_NETWORK = "own"  # the network's name in the config where the user passed a factory
@@ -175,6 +176,7 @@ def read_model(path: Path, network: UserFactory | None) -> tuple[FittedModel, di
     """Read what `write_model` wrote. No code is imported: the user passes a network of their own."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
+    check_bytes(2 * path.stat().st_size, "its tensors", path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["crosel"])

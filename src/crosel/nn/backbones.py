@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from crosel.errors import UserError
-from crosel.utils.system import check_regular_file
+from crosel.utils.system import check_bytes, check_regular_file
 from crosel.utils.text import did_you_mean, one_line
 
 # Good ones to begin with: name, millions of parameters, what it is good for.
@@ -251,6 +251,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not os.path.exists(path):
         raise UserError(f"{path}: no such file; network.weights names a file with the backbone's weights")
     check_regular_file(path)
+    check_bytes(2 * path.stat().st_size, "its tensors", path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

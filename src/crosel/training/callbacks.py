@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 from crosel.errors import UserError
+from crosel.utils.reading import OF_A_RUN, read_file
 from crosel.utils.text import choose_from
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path, session: Session) -> None:
         wandb = importlib.import_module("wandb")
-        started = (folder / "environment.json").read_bytes()  # written once, when the run began
+        started = read_file(folder / "environment.json", OF_A_RUN, links=False)  # written once, when the run began
         name = hashlib.sha256(str(folder.resolve()).encode() + started).hexdigest()[:16]
         settings = {"name": folder.resolve().name, "id": name, "resume": "allow", "dir": str(folder)}
         project = None if os.environ.get("WANDB_PROJECT") else "crosel"

@@ -27,6 +27,8 @@ OF_A_RUN = 1 << 28  # bytes of a text in a run folder, at most
 _TEXT_GROWS = 16  # a text takes up to so many times its size as Python objects
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+STORE = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _PLAIN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe must not keep us waiting
 
 
