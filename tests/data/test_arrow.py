@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _files import refused
 from PIL import Image
 
 from crosel.data import DataSettings, load
@@ -293,3 +294,23 @@ def test_without_the_package_the_command_is_named(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("crosel.data.formats.arrow.importlib.import_module", missing)
     assert "pip install 'crosel[arrow]'" in error(lambda: load(str(path)))
+
+
+def test_places_outside_a_file_are_refused(tmp_path: Path) -> None:
+    """Found by changed inputs: Arrow read where the file told it to, and the process died."""
+    table = pa.table({"f": [1.0, 2.0], "candidates": [["x", "y"], ["y"]]})
+    path = tmp_path / "a.arrow"
+    feather.write_feather(table, path, compression="uncompressed")
+    content = bytearray(path.read_bytes())
+    offsets = (0).to_bytes(4, "little") + (2).to_bytes(4, "little") + (3).to_bytes(4, "little")
+    at = content.index(offsets)
+    content[at + 4 : at + 8] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert "damaged" in refused(path)
+
+
+def test_names_of_columns_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    feather.write_feather(pa.table({"feature": [1.0], "label": ["a"]}), path, compression="uncompressed")
+    path.write_bytes(path.read_bytes().replace(b"feature", b"featu\xffe"))
+    assert "damaged" in refused(path)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _files import put, read
 from _published import as_published
 from _support import real_data
 
@@ -872,3 +873,27 @@ def test_real_cifar100():
     assert np.bincount(data.y).tolist() == [500] * 100
     assert np.bincount(data.y_test).tolist() == [100] * 100
     assert_published_statistics(data)
+
+
+def test_arrays_that_run_backwards() -> None:
+    """torch takes no negative strides."""
+    sets = np.eye(3, dtype=bool)
+    data = make_dataset(np.arange(6.0).reshape(3, 2)[::-1], sets[::-1])
+    assert data.candidates is not None
+    assert torch.from_numpy(data.candidates).tolist() == sets[::-1].tolist()
+    assert torch.from_numpy(np.asarray(data.x)).tolist() == [[4, 5], [2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "warned"), [("1.000;2", True), ("1.000;2.5", False), ("0.250;2", False), ("12.345;-7.000", True)]
+)
+def test_points_between_semicolons(cells: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where semicolons separate columns, 1.000 may be a thousand."""
+    path = put(tmp_path / "a.csv", f"f;g;label\n{cells};a\n1;2;b\n")
+    read(path)
+    said = [text for text in caplog.messages if "if it means" in text]
+    assert len(said) == warned
+    if warned:
+        first = cells.partition(";")[0]
+        assert said == [f"{path}, line 2: '{first}' is read as {float(first):g}; if it means {first.replace('.', '')}, "
+                        "write it without the point"]  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import scipy.io
 from _files import png_bomb
-from _good_files import GOOD, STUDIO
+from _good_files import GOOD, STUDIO, X, mat
 from _published import as_published
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -312,6 +312,59 @@ def test_damaged_pickles(file):
 
 
 # --- bombs --------------------------------------------------------------------------------------------------------
+
+
+# --- found by changed inputs (tests/faults/soak hostile) ----------------------------------------------------------
+
+
+def zipped(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return stream.getvalue()
+
+
+def npy(a: Any) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asarray(a))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["ids", "classes", "flips", "x", "y"])
+def test_a_member_that_is_no_array(name):
+    members = {"x": npy(X), "candidates": npy(np.ones((4, 2), bool)), name: b"text"}
+    assert f"'{name}' is not an array" in outcome(written("d.npz", zipped(**members)))
+
+
+def test_names_of_numbers_that_are_no_characters():
+    ids = npy(np.array(["a", "b", "c", "d"])).replace("a".encode("utf-32-le"), b"\xff" * 4)
+    assert "'ids' is not plain text" in outcome(written("d.npz", zipped(x=npy(X), y=npy([0, 1, 1, 0]), ids=ids)))
+
+
+def test_names_of_arrays_on_several_lines():
+    found = outcome(written("d.npz", zipped(**{"x": npy(X), "gro\nps": npy([0])})))
+    assert r"unknown array 'gro\nps'" in found
+
+
+def test_names_in_mat_files_are_not_repeated_without_end():
+    content = mat(**{f"{letter}" * 30: np.zeros(1) for letter in "abcdefgh"})
+    assert len(outcome(written("d.mat", content))) < 500
+
+
+@pytest.mark.parametrize("of", ["f8", "i1", "f2 without a number"])
+def test_arrays_are_counted_with_what_is_made_of_them(of, monkeypatch):
+    """A little less than the limit as they are in the file; more once they are checked and in our form."""
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.1")
+    start, size = peak_memory() or 0, int(0.09 * 2**30)
+    dtype = np.dtype(of[:2])
+    x = np.zeros((size // 4 // dtype.itemsize, 4), dtype)
+    if "without" in of:
+        x.fill(np.nan)
+    content = zipped(x=npy(x), y=npy(np.zeros(len(x), np.int8)))
+    made = (peak_memory() or 0) - start
+    assert "its content would take" in outcome(written("d.npz", content))
+    assert (peak_memory() or 0) - start <= made + (50 << 20)
 
 
 def test_an_npz_that_unfolds_without_end(monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +145,19 @@ def test_real_coarse_labels():
     assert (data.classes[0], data.classes[-1]) == ("aquatic_mammals", "vehicles_2")
     fine = load("cifar100", real_data("cifar-100-python"))
     assert np.array_equal(np.array(fine.groups)[fine.y], data.y)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_values_of_unknown_types_are_refused(packed: bool, tmp_path: Path) -> None:
+    """Found by changed inputs: SciPy looked the type up outside its table, and the process died."""
+    stream = io.BytesIO()
+    scipy.io.savemat(stream, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [2]])})
+    content = bytearray(stream.getvalue())
+    at = content.index(bytes([2, 0, 0, 0]) + (32 * 32 * 3 * 2).to_bytes(4, "little"))  # the type of X's values
+    content[at] = 0
+    if packed:
+        size = int.from_bytes(content[132:136], "little") + 8
+        inner = zlib.compress(bytes(content[128 : 128 + size]))
+        content[128 : 128 + size] = struct.pack("<II", 15, len(inner)) + inner
+    (tmp_path / "a.mat").write_bytes(content)
+    assert "values of the unknown type 0" in refused(tmp_path / "a.mat")

@@ -572,7 +572,7 @@ def read_by_all(base: Base, work: Path, seed: int | None = None, only: tuple[str
                 rows.append([name, *row, (peak_memory() or 0) - start])
         return [what, rows]
 
-    found = confined(read_all, [base.sent, out], SECONDS * len(reading))
+    found = confined(read_all, [base.sent, out], 10 * SECONDS * len(reading))
     if state_of(elsewhere) != before:
         found.touched.append("something elsewhere")
     return replace(found, value=found.value or [what, []])

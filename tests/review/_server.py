@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from crosel.review.cards import Cards
 
@@ -75,13 +76,15 @@ class Server:
 
 
 @contextmanager
-def served(examples: Cards, log: Path) -> Iterator[str]:
-    """The address of a page about these examples, for as long as the context lasts."""
+def served(examples: Cards, log: Path, **settings: Any) -> Iterator[str]:
+    """The address of a page about these examples, for as long as the context lasts; `settings` are uvicorn's."""
     import uvicorn
 
     from crosel.review.app import build_app
 
-    config = uvicorn.Config(build_app(examples, log, "token"), host="127.0.0.1", port=0, log_level="warning")
+    config = uvicorn.Config(
+        build_app(examples, log, "token"), host="127.0.0.1", port=0, log_level="warning", **settings
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

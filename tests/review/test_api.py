@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -9,6 +10,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from importlib import resources
@@ -38,7 +40,7 @@ with warnings.catch_warnings():  # newer versions would rather have another clie
     warnings.simplefilter("ignore")
     from fastapi.testclient import TestClient
 
-from crosel.review.app import build_app  # noqa: E402
+from crosel.review.app import _InTime, build_app  # noqa: E402
 
 BASE = "http://127.0.0.1:8123"
 TOKEN = "secret-token"
@@ -335,6 +337,43 @@ def test_large_bodies_are_refused(client: TestClient, tmp_path: Path) -> None:
     assert client.post("/api/undo", content=b"", headers={"content-length": "-1"}).status_code == 400
     assert client.post("/api/undo", content=b"", headers={"content-length": "9" * 30}).status_code == 413
     assert (tmp_path / "review.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "body", ['{"row": NaN, "label": 0}', '{"row": 0, "label": Infinity}', '{"row": -Infinity}', "NaN"]
+)
+def test_numbers_that_are_no_json_are_refused(client: TestClient, tmp_path: Path, body: str) -> None:
+    """The answer used to repeat the value, which no JSON can."""
+    answer = client.post("/api/decisions", content=body.encode(), headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert "detail" in answer.json()
+    assert (tmp_path / "review.jsonl").read_bytes() == b""
+
+
+HALF = {
+    "headers": "GET / HTTP/1.1\r\nHost: 127.0.0.1",
+    "body": "POST /api/undo HTTP/1.1\r\nHost: 127.0.0.1\r\nx-crosel-token: token\r\nContent-Length: 9\r\n\r\nabc",
+}
+
+
+@pytest.mark.parametrize("begun", HALF)
+def test_half_sent_requests_do_not_hold_the_page(begun: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosel.review.app.REQUEST_SECONDS", 1.0)
+    with served(made_up(), tmp_path / "review.jsonl", http=_InTime, limit_concurrency=16) as address:
+        port = int(address.split(":")[2].split("/")[0])
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
+        for each in held:
+            each.sendall(HALF[begun].encode())
+        time.sleep(0.3)
+        if begun == "headers":  # the others have had an answer already
+            assert httpx.get(address).status_code == 503, "all places are taken"
+        for each in held:
+            each.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                while each.recv(1000):  # until it is closed there
+                    pass
+            each.close()
+        assert httpx.get(address).status_code == 200
 
 
 def test_every_answer_forbids_content_from_elsewhere(client: TestClient) -> None:
