@@ -323,13 +323,14 @@ def _deflated(raw: bytes) -> tuple[int, int, bytes]:
 
 
 _SHAPES = [(), (0,), (1,), (2,), (4,), (4, 3), (4, 2), (2, 4), (0, 3), (4, 0), (4, 1, 2, 2), (1 << 20,), (4, 1 << 18)]
+# More values than there may be, or a little less.
+_LARGE = [(int(MEMORY_GB * 2**30) // part, width) for part in (4, 9, 32) for width in (1, 3)]
 
 
 def _any_array(rng: random.Random) -> tuple[int, int, bytes]:
-    bound = int(MEMORY_GB * 2**30)
     descr = rng.choice(("<f8", "<f4", "|u1", "|i1", "<i8", "|b1", "<U4", "|S3", "<c16", ">f4", "<f2", "<M8[s]"))
-    if rng.random() < 0.02:  # more memory than there may be, or a little less
-        return unfolding("<f8", (bound // rng.choice((4, 9, 32)), rng.choice((1, 3))))
+    if rng.random() < 0.02:
+        return unfolding("<f8", rng.choice(_LARGE))
     with np.errstate(all="ignore"):
         values = rng.choice([0, 1, -1, 255, 2**31, float("nan"), float("inf"), 1e308])
         try:
@@ -409,6 +410,8 @@ class Readers:
         os.mkfifo(self.folder / "pipe")
         self.kinds = kinds(self.folder)
         self.corpus = {name: list(kind.seeds) for name, kind in self.kinds.items()}
+        for shape in _LARGE:  # made once, not in every child
+            unfolding("<f8", shape)
         self.lines = Lines()
         for name, kind in self.kinds.items():  # what they import is here for every child, and good files are read
             if name not in ("parquet", "arrow"):  # these start threads

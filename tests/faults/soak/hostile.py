@@ -13,6 +13,7 @@ import functools
 import json
 import multiprocessing
 import os
+import pickle
 import queue
 import shutil
 import sys
@@ -32,12 +33,17 @@ BLOCK = 1000  # inputs in a turn
 
 
 def prepare() -> None:
-    """Import what the commands need, so that children have it, and bound the memory."""
+    """Import what the commands need, so that children have it, bound the memory, and spare what only takes time."""
     import typer.main
 
-    from crosel.runs import environment
+    from crosel.runs import environment, label_error
+    from crosel.utils import settings
 
     os.environ["CROSEL_MEMORY_GB"] = str(_mutants.MEMORY_GB)
+    label_error.RESAMPLES = 2
+    parse = settings.parse_yaml
+    parsed = functools.lru_cache(256)(lambda text, as_text: pickle.dumps(parse(text, as_text)))
+    settings.parse_yaml = lambda text, as_text=False: pickle.loads(parsed(text, as_text))
     # The command line is put together once, not for every call.
     typer.main.get_command = functools.lru_cache(None)(typer.main.get_command)
     commit = environment._commit()
