@@ -43,7 +43,7 @@ PHOTOGRAPHS = """
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from crosel import cli
+from crosel.cli.app import main
 from crosel.runs import pipeline
 from crosel.nn.backbones import open_backbone
 
@@ -69,7 +69,7 @@ open("list.csv", "w").write("\\n".join(lines) + "\\n")
 def crosel(command):
     sys.argv[1:] = command.split()
     try:
-        cli.main()
+        main()
     except SystemExit as end:
         assert not end.code, command
 

@@ -44,7 +44,7 @@ system.WINDOWS = True  # before any module takes it from there
 names = [found.name for found in pkgutil.walk_packages(crosel.__path__, "crosel.")]
 assert len(names) > 80, names
 for name in names:
-    if not name.endswith(("__main__", "fused_kernels")):  # Triton is for Linux: its kernels are imported with CUDA only
+    if not name.endswith(("__main__", "_kernels")):  # Triton is for Linux: its kernels are imported with CUDA only
         importlib.import_module(name)
 
 from crosel.cli.app import main

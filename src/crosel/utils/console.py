@@ -261,6 +261,9 @@ class NotebookConsole(Console):
             block.add_row(part)
         self._handle.update(block)
 
+    def close(self) -> None:
+        self.draw("")  # the bar goes, lines and rows stay
+
     def on_epoch(self, session: Session, row: Row) -> None:
         self._rows.append(row)
         epochs, steps = session.config.train.epochs, session.steps
