@@ -55,7 +55,7 @@ class TrainSettings(Settings):
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD; for Adam and AdamW it is β1 (β2 is 0.999)")
     nesterov: bool = Field(False, description="use Nesterov momentum with SGD")
-    weight_decay: float = Field(1e-4, ge=0, description="weight decay, of all parameters")
+    weight_decay: float = Field(1e-4, ge=0, description="weight decay, of all parameters that Muon does not move")
     schedule: Literal["step", "cosine", "constant"] = Field("cosine", description="how the learning rate falls")
     milestones: tuple[float, ...] = Field(
         (0.5, 0.75), description="step: points in the run at which the learning rate drops, as shares of the epochs"

@@ -199,6 +199,8 @@ def test_batch_norm_is_averaged_or_synchronised(launch: Launch, tmp_path: Path) 
 @pytest.mark.parametrize("size", [2, 4])
 def test_with_batch_norm_too_all_ranks_hold_the_same_state(launch: Launch, tmp_path: Path, size: int) -> None:
     cases = {tmp_path / name: {"method": name, "settings": EARLY.get(name, []), "norm": True} for name in methods()}
+    muon = ["train.optimiser=muon", "train.batch_norm=synchronise"]
+    cases[tmp_path / "muon"] = {"method": "crosel", "settings": [*CROSEL, *muon], "norm": True}
     for out in cases:
         out.mkdir()
     codes = launch(size, "many_trainings", tmp_path, cases=[{"out": str(out), **case} for out, case in cases.items()])
@@ -208,6 +210,8 @@ def test_with_batch_norm_too_all_ranks_hold_the_same_state(launch: Launch, tmp_p
         for epoch in (1, 2, 3):
             for rank in range(1, size):
                 assert_same(state(out, rank, epoch), state(out, 0, epoch))
+    alone(tmp_path / "one", **{**cases[tmp_path / "muon"], "norm": True})
+    assert_close(state(tmp_path / "muon", epoch=1), state(tmp_path / "one", epoch=1), 1e-4)
 
 
 # --- stopping, going on -------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ trial on_a_gpu tests/faults/test_on_a_gpu.py -k "not killed" & first=$!
 trial kills tests/faults/test_on_a_gpu.py -k killed & second=$!
 trial waits tests/faults/test_waits_on_a_gpu.py & fourth=$!
 trial gpu_memory tests/faults/test_gpu_memory.py & third=$!
+trial kernels tests/faults/test_convolution_on_a_gpu.py tests/faults/test_recording.py tests/maths/test_fused.py \
+    tests/maths/test_casts.py -k "gpu or cuda" & fifth=$!
 failed=0
-for job in $first $second $third $fourth; do wait "$job" || failed=1; done
+for job in $first $second $third $fourth $fifth; do wait "$job" || failed=1; done
 tail -n 1 "$out"/*.log
 exit $failed

@@ -52,7 +52,7 @@ SOME = ("crosel", "lws", "pico")
 @pytest.mark.parametrize(
     ("name", "setting"),
     [*((n, f"train.bf16={b}") for b in ("true", "false") for n in (NAMES if b == "true" else SOME)),
-     *((n, f"train.optimiser={kind}") for n in ("cc", "crosel") for kind in ("adam", "adamw"))],
+     *((n, f"train.optimiser={kind}") for n in ("cc", "crosel") for kind in ("adam", "adamw", "muon"))],
 )  # fmt: skip
 def test_same_seed_same_bits_recorded_or_not(name: str, setting: str) -> None:
     first, again, eager = (trained(name, setting, graphs) for graphs in (RECORDED, RECORDED, EAGER))

@@ -522,6 +522,16 @@ def test_out_holds_something_already(tmp_path: Path, tiny_run: TinyRun, crosel_c
     assert (other / "thesis.tex").read_text() == "precious"
 
 
+def test_an_optimiser_that_is_not_for_the_network_leaves_no_run(
+    tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli
+) -> None:
+    muon = ("--set", "network.name=mlp", "--set", "train.optimiser=muon")
+    assert_refused(
+        crosel_cli(*tiny_run.command, *muon, "--out", tmp_path / "run"), "muon is for convolutions larger than 1x1"
+    )
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
 def test_out_is_a_file_or_below_one(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     (tmp_path / "file").write_text("hello")
     assert_refused(crosel_cli(*tiny_run.command, "--out", tmp_path / "file"), "this is a file; give a folder")

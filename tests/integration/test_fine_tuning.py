@@ -220,12 +220,13 @@ def test_a_run_goes_on_with_its_own_weights(
         (["network.size=13"], "cannot take images of 13 x 13 .*leave network.size out"),
         (["network.name=wrn-10-1"], "to fine-tune, name an image backbone"),
         (["network.name=text/some"], "to fine-tune, name an image backbone"),
+        (["train.optimiser=muon"], "muon is for convolutions larger than 1x1 that are not pretrained"),
         (["network.freeze=true", "network.size=12"], "size and checkpointing need network.freeze=false"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(settings: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says) as error:
-        session("cc", *settings)
+        assert session("cc", *settings).optimiser
     assert "\n" not in str(error.value)
 
 

@@ -174,5 +174,5 @@ def test_muon_without_a_gradient_changes_nothing() -> None:
 
 
 def test_muon_needs_convolutions() -> None:
-    with pytest.raises(UserError, match="muon is for networks with convolutions"):
+    with pytest.raises(UserError, match="muon is for convolutions larger than 1x1"):
         Optimiser(layer(), TrainSettings(optimiser="muon"), CPU)

@@ -40,9 +40,13 @@ class Optimiser:
         self._pretrained = {p for body in bodies for p in body.parameters()}
         self.state = {p: _initial_state(p, settings) for p in self.parameters}
         uses_muon = settings.optimiser == "muon"
-        self._by_muon = {p for p in self.parameters if uses_muon and suits_muon(p)}
+        # Not a pretrained layer: its batch norm keeps old statistics, so the length of its weights matters.
+        self._by_muon = {p for p in self.parameters if uses_muon and suits_muon(p) and p not in self._pretrained}
         if uses_muon and not self._by_muon:
-            raise UserError("train.optimiser=muon is for networks with convolutions larger than 1x1; use sgd or adam")
+            raise UserError(
+                "train.optimiser=muon is for convolutions larger than 1x1 that are not pretrained, of which this "
+                "network has none; use sgd, adam or adamw"
+            )
         self._cuda = device.type == "cuda"
         # On a CPU a fused optimiser takes parameter, gradient and momentum as flat memory, unseen; autograd lays a
         # gradient out like its parameter only where that has no gaps.
