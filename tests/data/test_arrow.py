@@ -15,6 +15,7 @@ from PIL import Image
 
 from crosel.data import DataSettings, load
 from crosel.data.formats import InputSpec
+from crosel.data.formats import arrow as arrow_module
 from crosel.data.formats.arrow import Arrow
 from crosel.data.images import decode
 from crosel.data.sources import open_inputs, read_inputs
@@ -125,9 +126,13 @@ def test_numbers_of_classes_are_names(tmp_path: Path) -> None:
     assert data.candidates.tolist() == [[True, True, False], [False, True, False]]
 
 
-def test_images_of_a_parquet_file_are_read_when_they_are_needed(tmp_path: Path) -> None:
-    """A file may be larger than the memory: only a few groups of its rows are held at once."""
-    rng, rows = np.random.default_rng(0), 400
+@pytest.mark.parametrize("group", [10, 800])
+def test_images_of_a_parquet_file_are_read_when_they_are_needed(
+    group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may be larger than the memory, and so may a row group: only a few rows are held at once."""
+    monkeypatch.setattr(arrow_module, "workers", lambda: 1)
+    rng, rows = np.random.default_rng(0), 800
     pixels = rng.integers(0, 256, (rows, 24, 24, 3), dtype=np.uint8)
     cells = []
     for image in pixels:
@@ -135,10 +140,13 @@ def test_images_of_a_parquet_file_are_read_when_they_are_needed(tmp_path: Path) 
         Image.fromarray(image).save(stream, "PNG")
         cells.append({"bytes": stream.getvalue(), "path": None})
     path = tmp_path / "d.parquet"
-    pq.write_table(pa.table({"image": cells, "label": [f"c{i % 2}" for i in range(rows)]}), path, row_group_size=10)
-    table, _ = Arrow().table(path, DataSettings())
+    table = pa.table({"image": cells, "label": [f"c{i % 2}" for i in range(rows)]})
+    pages = {"data_page_size": 8000, "write_batch_size": 4, "use_dictionary": False}
+    pq.write_table(table, path, row_group_size=group, **pages)
+    del table
+    found, _ = Arrow().table(path, DataSettings())
     before = pa.total_allocated_bytes()
-    images = table.columns["path"]
+    images = found.columns["path"]
     assert len({image.where for image in images}) == rows
     order = [*range(rows - 1, -1, -30), *range(rows)]
     for row in order:

@@ -17,7 +17,7 @@ from PIL import Image
 from crosel.data import images as images_module
 from crosel.data import store as store_module
 from crosel.data.dataset import brightest, only_rows
-from crosel.data.store import StoredImages, chunks
+from crosel.data.store import ImageStore, StoredImages, chunks
 from crosel.errors import UserError
 from crosel.training.batches import Normaliser
 
@@ -209,6 +209,17 @@ def test_two_processes_decode_each_image_once(listed, on_disk, monkeypatch):
         thread.join()
     assert found[0].fingerprint == found[1].fingerprint
     assert sorted(names) == sorted(f"{i}.png" for i in range(N))
+
+
+def test_a_store_that_is_removed_while_another_process_waits_for_it(tmp_path, monkeypatch):
+    pixels = np.arange(12, dtype=np.uint8).reshape(3, 1, 2, 2)
+    first, second = (ImageStore(tmp_path / "stores", "images-0", pixels.shape) for _ in range(2))
+    first.begin()
+    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: first.close())  # stopped before the first image
+    second.begin()
+    second.put(range(3), pixels)
+    second.finish()
+    assert np.array_equal(np.asarray(second.images()), pixels)
 
 
 # --- damage -------------------------------------------------------------------------------------------------------

@@ -185,6 +185,18 @@ def test_estimator_takes_images_of_any_size(timm: type[Passes]) -> None:
         model.predict(np.ones((2, 32)))
 
 
+@pytest.mark.usefixtures("timm")
+def test_of_a_strip_the_middle_is_seen_and_the_rest_costs_nothing() -> None:
+    backbone = open_backbone("timm/tiny_net")
+    assert isinstance(backbone, ImageBackbone)
+    pixels = np.zeros((8, 60_000, 3), np.uint8)
+    pixels[:, 30_000:] = 200
+    found = backbone.prepare(Image.fromarray(pixels))
+    assert found.shape == (24, 24, 3)
+    assert (found[:, 0].max(), found[:, -1].min()) == (0, 200)
+    assert np.array_equal(found, backbone.prepare(Image.fromarray(pixels[:, 29_900:30_100])))
+
+
 def one_line(run: Callable[[], Any], says: str) -> None:
     with pytest.raises(UserError, match=says) as error:
         run()

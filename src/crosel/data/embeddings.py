@@ -33,6 +33,7 @@ OR_SKIP = "; fix it, or leave out what cannot be used: --set data.skip_bad=true"
 _DIGEST = 16  # bytes of the digest of an example's content
 _BYTES_PER_KEY = 200  # in memory
 _BATCH = 64  # examples that pass through the backbone at once
+_TOGETHER = 4096  # embeddings that are read at once
 
 
 Progress = Callable[[int, int], None]  # called with how many examples are there, of how many
@@ -118,7 +119,8 @@ class EmbeddingStore:
         """The embeddings of these contents, in their order."""
         places = [self._known[key] for key in keys]
         if self._files is None:
-            return np.concatenate(self._more)[places]
+            self._more = [np.concatenate(self._more)]
+            return self._more[0][places]
         table = np.memmap(self._rows_path, np.float32, "r", shape=(len(self._known), self.dimensions))
         return np.asarray(table[places])
 
@@ -203,7 +205,7 @@ class Embedder:
                 waiting.clear()
 
         with closing(store), ThreadPoolExecutor(workers()) as pool:
-            for row, outcome in enumerate(_ahead(pool, load, range(count), 4 * _BATCH)):
+            for row, outcome in enumerate(ahead(pool, load, range(count), 4 * _BATCH)):
                 try:
                     key, example = outcome.result()
                 except (ValueError, OSError) as error:
@@ -220,12 +222,14 @@ class Embedder:
                     progress(row + 1, count)
             flush()
             out = np.zeros((count, self.encoder.dimensions), np.float32)
-            if keys:
-                out[list(keys)] = store.rows(list(keys.values()))
+            there = list(keys)
+            for start in range(0, len(there), _TOGETHER):
+                part = there[start : start + _TOGETHER]
+                out[part] = store.rows([keys[row] for row in part])
         return out, failed
 
 
-def _ahead(pool: Executor, work: Callable[[int], Any], rows: Iterable[int], most: int) -> Iterator[Future[Any]]:
+def ahead(pool: Executor, work: Callable[[int], Any], rows: Iterable[int], most: int) -> Iterator[Future[Any]]:
     """Outcomes in order, with at most so many tasks under way."""
     under_way: deque[Future[Any]] = deque()
     try:

@@ -15,7 +15,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crosel.data.embeddings import FOLDER, OR_SKIP, Embedder
+from crosel.data.embeddings import FOLDER, OR_SKIP, Embedder, ahead
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples, ImageStore, fits_in_memory
 from crosel.errors import UserError
@@ -35,7 +35,7 @@ from crosel.utils.text import has_control_characters, one_line
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 THUMBNAIL = 256  # pixels of the longer side of an image that people look at
 _CACHE_VERSION = 4  # raise it when the same files give other pixels, or the cache is written in another way
-_BATCH = 64  # images to a task: enough that handing them out costs nothing
+_BATCH = 16  # images to a task: enough that handing them out costs nothing
 _BATCH_BYTES = 1 << 24  # that they may take, where images are large
 
 
@@ -301,9 +301,8 @@ class ImageReader:
         Image.init()  # registers the formats once, before threads race to do it
         with warnings.catch_warnings(), ThreadPoolExecutor(workers()) as pool:
             warnings.simplefilter("ignore")  # of Pillow, about odd files: they are read, or refused
-            tasks = [pool.submit(work, start) for start in range(0, len(rows), batch)]
             try:
-                for task in as_completed(tasks):
+                for task in ahead(pool, work, range(0, len(rows), batch), 4 * workers()):
                     done += task.result()
                     if failed and not self.to_the_end:
                         break

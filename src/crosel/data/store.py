@@ -109,15 +109,11 @@ class ImageStore:
         """
         if self._handles is not None:
             return
-        make_own_folder(self.path.parent)
-        with disk_errors(self.records_path), ExitStack() as opened:
-            handles = []
-            for path in (self.path, self.records_path):
-                handles.append(open_plain(path, False, _READ_WRITE))
-                opened.callback(os.close, handles[-1])
-            self._wait_for_lock(handles[1], wait)
-            opened.pop_all()
-        self._handles = handles[0], handles[1]
+        with disk_errors(self.records_path):
+            handles = self._open_and_lock(wait)
+            while not handles:  # whoever had the store has removed it
+                handles = self._open_and_lock(wait)
+        self._handles = handles
         try:
             size, count = self.shape[0] * self.width, 8 * len(self.records)
             sizes = [os.fstat(handle).st_size for handle in handles]
@@ -139,15 +135,27 @@ class ImageStore:
             self.close()
             raise
 
-    def _wait_for_lock(self, handle: int, wait: bool) -> None:
-        told = False
-        while not lock(handle):
-            if not wait:
-                raise UserError(f"{self.path}: another process is writing it")
-            if not told:
-                logger.info(f"waiting for another process, which is decoding the same images ({self.path})")
-                told = True
-            time.sleep(0.2)
+    def _open_and_lock(self, wait: bool) -> tuple[int, int] | None:
+        """Handles of both files, which are ours alone; None if there are others in their place by then."""
+        make_own_folder(self.path.parent)
+        with ExitStack() as opened:
+            handles = []
+            for path in (self.path, self.records_path):
+                handles.append(open_plain(path, False, _READ_WRITE))
+                opened.callback(os.close, handles[-1])
+            told = False
+            while not lock(handles[1]):
+                if not wait:
+                    raise UserError(f"{self.path}: another process is writing it")
+                if not told:
+                    logger.info(f"waiting for another process, which is decoding the same images ({self.path})")
+                    told = True
+                time.sleep(0.2)
+            for handle, path in zip(handles, (self.path, self.records_path), strict=True):
+                if not os.path.exists(path) or not os.path.samestat(os.fstat(handle), os.stat(path)):
+                    return None
+            opened.pop_all()
+        return handles[0], handles[1]
 
     def _check_space(self, needed: int) -> None:
         free = shutil.disk_usage(self.path.parent).free

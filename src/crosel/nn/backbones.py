@@ -29,6 +29,8 @@ from crosel.errors import UserError
 from crosel.utils.system import check_bytes, check_regular_file
 from crosel.utils.text import did_you_mean, one_line
 
+_LONGEST = 8  # times the short side of a picture
+
 # Good ones to begin with: name, millions of parameters, what it is good for.
 SUGGESTED = (
     ("timm/tf_efficientnet_lite0.in1k", 5, "photographs, on a CPU"),
@@ -67,6 +69,10 @@ class ImageBackbone:
     def prepare(self, image: Image.Image) -> NDArray[np.uint8]:
         """A picture in RGB, its short side resized and the middle cut out: [size, size, 3]."""
         short = min(image.size)
+        if max(image.size) > _LONGEST * short:  # a strip: its ends are not seen, but would be enlarged, too
+            sides = [min(side, _LONGEST * short) for side in image.size]
+            left, top = ((whole - side) // 2 for whole, side in zip(image.size, sides, strict=True))
+            image = image.crop((left, top, left + sides[0], top + sides[1]))
         width, height = (self.resized * side // short for side in image.size)  # rounded as torchvision does
         if image.size != (width, height):
             image = image.resize((width, height), self.resampling)

@@ -29,11 +29,12 @@ from crosel.data.settings import DataSettings, TableKind
 from crosel.data.table import Table
 from crosel.data.text import read_json
 from crosel.errors import UserError
+from crosel.utils.system import workers
 from crosel.utils.text import counted, did_you_mean, one_line, quoted, some_of
 
 logger = logging.getLogger(__name__)
 _ROWS = 1024  # rows that are held at once as Python objects
-_GROUPS = 4  # row groups of images that are kept in memory: several threads are in the same one, or the next
+_TOGETHER = 8  # images that are read at once
 _PANDAS_INDEX = "__index_level_0__"
 _LABELS = ("candidates", "label", "truth")  # roles whose numbers may stand for names
 _DICT, _INFO, _STATE = "dataset_dict.json", "dataset_info.json", "state.json"  # files that `save_to_disk` writes
@@ -284,21 +285,50 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {what} ({one_line(error)}); write it again") from None
 
 
-class _RowGroups:
-    """Images of a parquet file, read again when they are needed: the file may be larger than the memory."""
+def _parquet(path: Path) -> Any:
+    """Read in pages: by default pyarrow would read whole row groups, and there are files with only one."""
+    return _pyarrow("parquet").ParquetFile(path, buffer_size=1 << 16, pre_buffer=False)
+
+
+class _ParquetImages:
+    """Images of a parquet file, read again when they are needed, a few rows at a time: the file may be larger than the
+    memory, and so may a row group.
+
+    Threads ask for rows that lie near one another and rise. Rows that lie behind are read from their group's start.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, Lock()
-        self._kept: dict[tuple[int, str], Any] = {}
+        self._kept: dict[tuple[int, str, int], Any] = {}
+        self._coming: dict[tuple[int, str], tuple[int, Iterator[Any]]] = {}  # how many were read, and the others
 
     def read(self, group: int, column: str, row: int) -> memoryview:
+        number, at = divmod(row, _TOGETHER)
         with self._lock, _readable(self.path):
-            if (group, column) not in self._kept:
-                found = _pyarrow("parquet").ParquetFile(self.path).read_row_group(group, columns=[column])
-                while len(self._kept) >= _GROUPS:
-                    del self._kept[next(iter(self._kept))]
-                self._kept[group, column] = found.column(column)
-            return _content(self._kept[group, column][row])
+            if (group, column, number) not in self._kept:
+                self._read_until(group, column, number)
+            return _content(self._kept[group, column, number][at])
+
+    def _read_until(self, group: int, column: str, number: int) -> None:
+        done, batches = self._coming.pop((group, column), (number + 1, iter(())))
+        if done > number:
+            done, batches = 0, _parquet(self.path).iter_batches(_TOGETHER, row_groups=[group], columns=[column])
+        for batch in batches:
+            self._kept[group, column, done] = batch.column(0)
+            done += 1
+            if done > number:
+                break
+            _drop_oldest(self._kept, 4 * workers())
+        _drop_oldest(self._kept, 4 * workers())
+        self._coming[group, column] = done, batches
+        _drop_oldest(self._coming, workers())
+        if (group, column, number) not in self._kept:
+            raise OSError("the file has changed")
+
+
+def _drop_oldest(kept: dict[Any, Any], most: int) -> None:
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 @dataclass(frozen=True)
@@ -309,7 +339,7 @@ class _Part:
     file: str  # with its size and time of change
     number: int
     first: int  # row of the part's first in the row group
-    groups: _RowGroups | None = None  # None: Arrow maps the file into memory
+    images: _ParquetImages | None = None  # None: Arrow maps the file into memory
 
 
 _Convert = Callable[[_Batch, str], list[Any]]
@@ -320,13 +350,14 @@ def _open(path: Path) -> tuple[Any, Callable[[list[str]], Iterator[_Part]]]:
     about = os.stat(path)
     name = f"{os.path.abspath(path)}\0{about.st_size}\0{about.st_mtime_ns}"
     if path.suffix.lower() in (".parquet", ".pq"):
-        file, groups = _pyarrow("parquet").ParquetFile(path), _RowGroups(path)
+        file, images = _parquet(path), _ParquetImages(path)
 
         def row_groups(columns: list[str]) -> Iterator[_Part]:
+            together = _TOGETHER if any(_is_image(file.schema_arrow.field(name).type) for name in columns) else _ROWS
             for group in range(file.num_row_groups):
                 first = 0
-                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
-                    yield _Part(batch, name, group, first, groups)
+                for batch in file.iter_batches(together, row_groups=[group], columns=columns):
+                    yield _Part(batch, name, group, first, images)
                     first += batch.num_rows
 
         return file.schema_arrow, row_groups
@@ -382,8 +413,8 @@ def _image(cell: Any, part: _Part, title: str, at: int) -> StoredImage | str | N
         return None
     row = part.first + at
     where = f"{part.file}\0{title}\0{part.number}\0{row}"
-    if part.groups is not None:
-        return StoredImage(name, where, partial(part.groups.read, part.number, title, row))
+    if part.images is not None:
+        return StoredImage(name, where, partial(part.images.read, part.number, title, row))
     return StoredImage(name, where, partial(_content, cell))
 
 
