@@ -43,6 +43,9 @@ from crosel.training.devices import deterministic_cudnn
 from crosel.training.session import Session
 from crosel.training.trainer import draw_epoch, fit, predict_chunks
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from relay import leg, pack, unpack
+
 pytestmark = NEEDS_GPU
 SOME = ("crosel", "lws", "pico")
 
@@ -273,6 +276,23 @@ def test_killed_twice_it_ends_as_an_unbroken_run(tmp_path: Path, crosel_cli: Cro
         assert reported <= _lines(run) < 40
     assert crosel_cli("train", "--resume", "--out", run, "--device", "cuda").code == 0
     assert_same_run(run, tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "muon"])
+def test_in_two_legs_it_ends_as_an_unbroken_run(tmp_path: Path, optimiser: str) -> None:
+    """The state packed, sent and unpacked in between, with the settings of the paper's own run."""
+    source = save(tmp_path / "x.npz")
+    settings = (
+        "network.name=wrn-10-1", "train.epochs=40", "train.batch_size=16", "method.warmup=4", "method.bank_length=3",
+        "method.gamma=0.3", "train.bf16=true", f"train.optimiser={optimiser}",
+    )  # fmt: skip
+    first = (str(source), *(part for item in settings for part in ("--set", item)), "--device", "cuda")
+    assert leg(tmp_path / "unbroken", first, lambda: False) == "the end"
+    there = leg(tmp_path / "run", first, lambda: _lines(tmp_path / "run") >= 10)
+    pack(tmp_path / "run", tmp_path / "parts", 100_000)
+    assert unpack(tmp_path / "parts", tmp_path / "elsewhere") == there != "the end"
+    assert leg(tmp_path / "elsewhere", (), lambda: False) == "the end"
+    assert_same_run(tmp_path / "elsewhere", tmp_path / "unbroken", same_files=False)
 
 
 def _lines(run: Path) -> int:
