@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from crosel.data import embeddings
 from crosel.data.embeddings import FOLDER, Embedder
+from crosel.utils import files
 
 
 class Doubles:
@@ -76,14 +77,18 @@ def test_other_weights_have_a_store_of_their_own(tmp_path: Path) -> None:
     assert other.seen == 70
 
 
-def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
-    x = rows(70)
+def test_a_store_in_use_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of several ranks, say: what one has computed the others need not."""
+    x, encoder = rows(70), Doubles()
+    embed(x, Doubles(), tmp_path)
     held = embeddings.EmbeddingStore(tmp_path / FOLDER, Doubles())
-    try:
-        assert (embed(x, Doubles(), tmp_path)[0] == 2.0 * x).all()
-    finally:
-        held.close()
-    assert next((tmp_path / FOLDER).glob("*.f32")).stat().st_size == 0
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: held.close())
+    with caplog.at_level("INFO"):
+        assert (embed(x, encoder, tmp_path)[0] == 2.0 * x).all()
+    assert encoder.seen == 0
+    assert "waiting for another process, which is computing embeddings for the same store" in caplog.text
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from crosel.data.dataset import brightest, only_rows
 from crosel.data.store import ImageStore, StoredImages, chunks
 from crosel.errors import UserError
 from crosel.training.batches import Normaliser
+from crosel.utils import files as files_module
 
 N = 150
 
@@ -200,7 +201,7 @@ def test_in_memory_a_full_disk_is_no_error(listed, monkeypatch):
 
 def test_two_processes_decode_each_image_once(listed, on_disk, monkeypatch):
     names, lines = count_decoded(monkeypatch), []
-    monkeypatch.setattr(store_module.logger, "info", lines.append)
+    monkeypatch.setattr(files_module.logger, "info", lines.append)
     found = []
     threads = [threading.Thread(target=lambda: found.append(read(listed, image_size=8))) for _ in range(2)]
     for thread in threads:  # locks belong to open files, so threads stand for processes
@@ -215,7 +216,7 @@ def test_a_store_that_is_removed_while_another_process_waits_for_it(tmp_path, mo
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 1, 2, 2)
     first, second = (ImageStore(tmp_path / "stores", "images-0", pixels.shape) for _ in range(2))
     first.begin()
-    monkeypatch.setattr(store_module.time, "sleep", lambda seconds: first.close())  # stopped before the first image
+    monkeypatch.setattr(files_module.time, "sleep", lambda seconds: first.close())  # stopped before the first image
     second.begin()
     second.put(range(3), pixels)
     second.finish()

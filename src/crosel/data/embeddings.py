@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.errors import UserError
-from crosel.utils.files import claim
+from crosel.utils.files import wait_for_lock
 from crosel.utils.reading import STORE, open_plain
 from crosel.utils.system import check_bytes, workers
 
@@ -77,11 +77,11 @@ class EmbeddingStore:
     def _open(self, rows_path: Path, keys_path: Path) -> None:
         if rows_path.parent.is_symlink():  # it may lead anywhere
             return
-        with contextlib.suppress(OSError, UserError):  # it is read by another run, or no store: rows stay in memory
+        with contextlib.suppress(OSError, UserError):  # no place to write, or no store: rows stay in memory
             rows_path.parent.mkdir(exist_ok=True)
             keys = open_plain(keys_path, links=False, flags=STORE)
             try:
-                claim(keys, "another run is writing these embeddings")
+                wait_for_lock(keys, f"computing embeddings for the same store ({keys_path})")
                 rows = open_plain(rows_path, links=False, flags=STORE)
             except (OSError, UserError):
                 os.close(keys)

@@ -15,7 +15,6 @@ import math
 import os
 import shutil
 import threading
-import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
@@ -30,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosel.errors import UserError
-from crosel.utils.files import atomic_write, check_own_folder, disk_errors, make_own_folder
+from crosel.utils.files import atomic_write, check_own_folder, claim, disk_errors, make_own_folder, wait_for_lock
 from crosel.utils.reading import load_json, open_plain, read_file
-from crosel.utils.system import check_bytes, lock, memory_limit, processes_here, read_at, sync_folder, workers, write_at
+from crosel.utils.system import check_bytes, memory_limit, processes_here, read_at, sync_folder, workers, write_at
 from crosel.utils.text import gib
 
 logger = logging.getLogger(__name__)
@@ -143,14 +142,10 @@ class ImageStore:
             for path in (self.path, self.records_path):
                 handles.append(open_plain(path, False, _READ_WRITE))
                 opened.callback(os.close, handles[-1])
-            told = False
-            while not lock(handles[1]):
-                if not wait:
-                    raise UserError(f"{self.path}: another process is writing it")
-                if not told:
-                    logger.info(f"waiting for another process, which is decoding the same images ({self.path})")
-                    told = True
-                time.sleep(0.2)
+            if wait:
+                wait_for_lock(handles[1], f"decoding the same images ({self.path})")
+            else:
+                claim(handles[1], f"{self.path}: another process is writing it")
             for handle, path in zip(handles, (self.path, self.records_path), strict=True):
                 if not os.path.exists(path) or not os.path.samestat(os.fstat(handle), os.stat(path)):
                     return None

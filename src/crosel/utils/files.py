@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import IO
 
 from crosel.errors import UserError
 from crosel.utils.system import WINDOWS, lock, sync_folder
+
+logger = logging.getLogger(__name__)
 
 TEMPORARY = ".writing-"
 _OF_A_RUN = {
@@ -71,6 +75,16 @@ def claim(handle: int, taken: str) -> None:
     """Lock an open file or folder until it is closed; UserError(taken) if another process has it."""
     if not lock(handle):
         raise UserError(taken)
+
+
+def wait_for_lock(handle: int, why: str) -> None:
+    """Lock an open file until it is closed, as soon as no other process has it; say once why that takes time."""
+    told = False
+    while not lock(handle):
+        if not told:
+            logger.info(f"waiting for another process, which is {why}")
+            told = True
+        time.sleep(0.2)
 
 
 @contextmanager
