@@ -6,7 +6,8 @@
     python benchmarks/images_on_disk.py ranks --out results/images-on-disk/ranks.jsonl
     python benchmarks/images_on_disk.py steps FOLDER --network timm/resnet50 --out results/images-on-disk/h200.jsonl
 
-`rates` decodes `--part` images to nowhere and to a new store in turn, then reads them back in random batches. `memory`
+`rates` decodes `--part` images to nowhere and to a new store in turn, then reads them back in random batches; seconds
+of the processor stand beside, for machines that have other work. `memory`
 runs train, predict and report as processes under a memory limit that keeps the images on disk. Their memory beyond
 the page cache (RssAnon) is sampled ten times a second. `ranks` trains with two and with four ranks on images of 8x8,
 few and many, and says by how many bytes an example a rank has grown. `steps` computes the same steps in turn with
@@ -77,6 +78,7 @@ def rates(folder: Path, side: int, part: int, rounds: int) -> dict[str, Any]:
     paths = sorted(folder.glob("train/*/*.jpg"))[:part]
     shape = (len(paths), 3, side, side)
     found: dict[str, list[float]] = {"decoded": [], "stored": [], "read at random": [], "checked and read": []}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in found}
     order = np.random.default_rng(0).permutation(len(paths))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".rates-") as scratch:
         for number in range(rounds):
@@ -95,9 +97,10 @@ def rates(folder: Path, side: int, part: int, rounds: int) -> dict[str, Any]:
                     stored.read(order[start : start + 256])
 
             def timed(name: str, work: Any) -> None:
-                began = time.perf_counter()
+                began, cpu_began = time.perf_counter(), time.process_time()
                 work()
                 found[name].append(len(paths) / (time.perf_counter() - began))
+                cpu_seconds[name].append(time.process_time() - cpu_began)
 
             both = [("decoded", lambda: decode(lambda rows, pixels: None)), ("stored", write)]
             for name, work in both if number % 2 else both[::-1]:
@@ -108,6 +111,7 @@ def rates(folder: Path, side: int, part: int, rounds: int) -> dict[str, Any]:
     return {
         "images": len(paths), "side": side, "threads": workers(), "images_per_second": found,
         "stored_by_decoded": statistics.median(s / d for s, d in zip(found["stored"], found["decoded"], strict=True)),
+        "cpu_seconds": cpu_seconds,
         "jpeg_bytes": statistics.mean(path.stat().st_size for path in paths[:500]),
     }  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""Whether several views of each photograph help a linear head on a frozen backbone: no (docs/recipes/photographs.md).
+"""Whether several views of each photograph help a linear head on a frozen backbone.
 
     python benchmarks/views.py --data DIR --weights FILE --work FOLDER --out results/photographs/views.jsonl
 
-3,000 images of CIFAR-10's training set, none of those that photographs.py draws from, are embedded as they are and in
+`--images` of CIFAR-10's training set, none of those that photographs.py draws from, are embedded as they are and in
 four weak views each (crosel's own, at the backbone's size). The head learns from the plain rows in 50 epochs, or from
 plain rows and views together in a fifth as many, so that it takes as many steps. Tested on plain rows.
 """
@@ -23,7 +23,7 @@ from crosel.augment import AugmentSettings, make_views
 from crosel.candidates import uniform
 from crosel.nn.backbones import ImageBackbone, open_backbone
 
-FIRST, IMAGES, HELD_OUT, VIEWS, EPOCHS = 6000, 3000, 500, 4, 50
+FIRST, HELD_OUT, VIEWS, EPOCHS = 6000, 500, 4, 50
 
 
 def embed(names: list[str], folder: Path, backbone: ImageBackbone) -> np.ndarray:
@@ -48,10 +48,11 @@ def main() -> None:
     parser.add_argument("--weights", required=True, help="tensors of timm's tf_efficientnet_lite0")
     parser.add_argument("--work", type=Path, required=True, help="folder for images and embeddings")
     parser.add_argument("--out", type=Path, required=True, help="record, which grows run by run")
+    parser.add_argument("--images", type=count, default=3000)
     parser.add_argument("--q", type=positive, default=0.3)
     parser.add_argument("--draws", type=count, default=3)
     args = parser.parse_args()
-    names, y, _ = write_images(args.data, args.work / "images", FIRST + IMAGES)
+    names, y, _ = write_images(args.data, args.work / "images", FIRST + args.images)
     kept = args.work / "views.npz"
     if not kept.exists():
         backbone = open_backbone("timm/tf_efficientnet_lite0", args.weights)
@@ -60,7 +61,7 @@ def main() -> None:
     found, there = np.load(kept), done(args.out, "draw", "method", "views")
     x, y, side = found["x"], found["y"], int(found["side"])
     for draw in range(args.draws):
-        order = np.random.default_rng(400 + draw).permutation(IMAGES)
+        order = np.random.default_rng(400 + draw).permutation(args.images)
         rows, held_out = order[:-HELD_OUT], order[-HELD_OUT:]
         for method in ("true labels", "cc", "crosel"):
             sets = np.eye(10, dtype=bool)[y[rows]] if method == "true labels" else uniform(y[rows], 10, args.q, draw)
