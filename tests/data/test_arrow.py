@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,28 @@ def test_names_of_columns_that_are_no_text(tmp_path: Path) -> None:
     feather.write_feather(pa.table({"feature": [1.0], "label": ["a"]}), path, compression="uncompressed")
     path.write_bytes(path.read_bytes().replace(b"feature", b"featu\xffe"))
     assert "damaged" in refused(path)
+
+
+def test_every_type_of_a_changed_file_is_read_or_refused(tmp_path: Path) -> None:
+    """Found by changed inputs: pyarrow raises a KeyError for a list of a type that it has no class for."""
+    path = tmp_path / "a.arrow"
+    table = pa.table({"f": [1.0, 2.0], "candidates": [["x", "y"], ["y"]]})
+    feather.write_feather(table, path, compression="uncompressed")
+    good, outcomes = path.read_bytes(), set()
+    for at in (place for place, byte in enumerate(good) if byte == 5):  # the number of the type of texts
+        path.write_bytes(good[:at] + bytes([11]) + good[at + 1 :])  # of an interval
+        try:
+            load(str(path))
+        except UserError as error:
+            outcomes.add(str(error))
+    assert any("damaged (21)" in text for text in outcomes)
+
+
+@pytest.mark.parametrize("name", ["data-00000-of-00001.arrow", "train.parquet"])
+def test_a_pipe_in_a_saved_dataset_is_refused(name: str, tmp_path: Path) -> None:
+    if name.endswith(".arrow"):
+        (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+        (tmp_path / "dataset_info.json").write_text("{}")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError):
+        load(str(tmp_path if name.endswith(".arrow") else tmp_path / name))

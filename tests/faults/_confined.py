@@ -128,7 +128,7 @@ def watch(allowed: Sequence[str], touched: list[str]) -> None:
         path = os.fsdecode(path)
         folder, name = os.path.split(path)
         real = os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder or "."), name)
-        return f"{real}/".startswith(roots) or real in ("/dev/null", "/dev/tty")
+        return f"{real}/".startswith(roots) or real in ("/dev/null", "/dev/tty", f"/proc/{os.getpid()}/clear_refs")
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

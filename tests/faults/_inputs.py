@@ -1,8 +1,7 @@
 """Changed inputs for every reader, in blocks of a thousand to a child process.
 
 Inputs are good files (`_good_files.GOOD`, images, and the files of a run) with changed bytes; what is packed or has a
-checksum is changed inside. From Python 3.12 on, an input that reaches lines of crosel that none reached before is kept,
-and changed further.
+checksum is changed inside. A seed makes the same input every time. `fuzz.py` changes the same files led by coverage.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import random
 import resource
 import shutil
 import struct
-import sys
 import time
 import traceback
 import warnings
@@ -365,31 +363,8 @@ def _png(content: bytes, rng: random.Random) -> bytes:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Lines:
-    """Which lines of crosel have run, told once each (Python 3.12 and later)."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[str, int]] = set()
-        self.new: set[tuple[str, int]] = set()
-
-    def watch(self) -> None:
-        """In this process, from now on."""
-        if sys.version_info < (3, 12):
-            return
-        monitoring = sys.monitoring
-        monitoring.use_tool_id(3, "crosel-inputs")
-        monitoring.register_callback(3, monitoring.events.LINE, self._on_line)
-        monitoring.set_events(3, monitoring.events.LINE)
-
-    def _on_line(self, code: Any, line: int) -> Any:
-        if "/crosel/" in code.co_filename and (place := (code.co_filename, line)) not in self.seen:
-            self.seen.add(place)
-            self.new.add(place)
-        return sys.monitoring.DISABLE
-
-
 class Readers:
-    """All readers, good files for them, and what was found to lead to lines that had not run."""
+    """All readers, and good files for them."""
 
     def __init__(self, folder: Path) -> None:
         global _ERROR
@@ -409,22 +384,14 @@ class Readers:
         (self.folder / "bomb.png").write_bytes(_bomb())
         os.mkfifo(self.folder / "pipe")
         self.kinds = kinds(self.folder)
-        self.corpus = {name: list(kind.seeds) for name, kind in self.kinds.items()}
         for shape in _LARGE:  # made once, not in every child
             unfolding("<f8", shape)
-        self.lines = Lines()
         for name, kind in self.kinds.items():  # what they import is here for every child, and good files are read
             if name not in ("parquet", "arrow"):  # these start threads
                 for content in kind.seeds:
-                    self._read(kind, content)
-        self.peak = confined(self._read_good, [self.folder], 600).peak  # bytes of memory for good files
+                    self.read(kind, content)
 
-    def _read_good(self) -> None:
-        for kind in self.kinds.values():
-            for content in kind.seeds:
-                self._read(kind, content)
-
-    def _read(self, kind: Kind, content: bytes) -> str:
+    def read(self, kind: Kind, content: bytes) -> str:
         """`read` or `refused`; anything else is an exception."""
         from crosel.errors import UserError
 
@@ -450,31 +417,24 @@ class Readers:
         names = sorted(self.kinds)
 
         def read_all() -> dict[str, Any]:
-            self.lines.watch()
-            outcomes, failed, kept, slowest, done = Counter[str](), [], [], 0.0, 0
+            outcomes, failed, slowest, most = Counter[str](), [], 0.0, 0
             for seed in range(first, first + number):
                 rng = random.Random(seed)
                 name = rng.choice(names)
                 kind = self.kinds[name]
-                content = changed(kind, self.corpus[name], rng)
-                self.lines.new.clear()
-                began, said = time.monotonic(), ""
+                content = changed(kind, kind.seeds, rng)
+                began, before, said = time.monotonic(), _peak_from_now(), ""
                 try:
-                    outcomes[f"{name}: {self._read(kind, content)}"] += 1
+                    outcomes[f"{name}: {self.read(kind, content)}"] += 1
                 except (Exception, Late):
                     said = traceback.format_exc()[-2500:]
                 slowest = max(slowest, time.monotonic() - began)
-                done += 1
-                grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self.peak
-                large = grown > MEMORY_GB * 2**30
-                if said or large:
-                    failed.append({"seed": seed, "reader": name, "failed": said or f"{grown >> 20} MiB",
+                taken = _peak() - before
+                most = max(most, taken)
+                if said or taken > MEMORY_GB * 2**30:
+                    failed.append({"seed": seed, "reader": name, "failed": said or f"{taken >> 20} MiB",
                                    "content": base64.b64encode(content[: 1 << 16]).decode()})  # fmt: skip
-                if self.lines.new and len(content) < 1 << 15:
-                    kept.append([name, base64.b64encode(content).decode(), sorted(self.lines.new)])
-                if large:
-                    break  # the peak is the process's
-            return {"inputs": done, "outcomes": outcomes, "failed": failed, "kept": kept, "slowest": slowest}
+            return {"inputs": number, "outcomes": outcomes, "failed": failed, "slowest": slowest, "grown": most}
 
         outcome = confined(read_all, [self.folder], 60.0 + 0.1 * number)
         found = outcome.value
@@ -483,15 +443,19 @@ class Readers:
             content = newest.read_bytes()[: 1 << 16] if newest.is_file() else b""
             failure = {"seed": first, "reader": newest.name, "failed": outcome.died or str(outcome.touched),
                        "content": base64.b64encode(content).decode()}  # fmt: skip
-            found = found or {"inputs": 0, "outcomes": {}, "failed": [], "kept": [], "slowest": 0.0}
+            found = found or {"inputs": 0, "outcomes": {}, "failed": [], "slowest": 0.0, "grown": 0}
             found["failed"].append(failure)
-        for name, content, lines in found.pop("kept"):
-            new = set(map(tuple, lines)) - self.lines.seen
-            if new:
-                self.lines.seen |= new
-                self.corpus[name].append(base64.b64decode(content))
-                found["reached"] = found.get("reached", 0) + 1
-        return {**found, "grown": max(0, outcome.peak - self.peak)}
+        return found
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _peak_from_now() -> int:
+    """Forget the highest use of memory so far; what is used now, which other inputs have left."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
 
 
 def _bomb() -> bytes:

@@ -16,7 +16,7 @@ from crosel.cli.options import Device, option
 from crosel.errors import UserError
 from crosel.utils.child import child_command
 from crosel.utils.console import Console
-from crosel.utils.files import disk_errors
+from crosel.utils.files import atomic_write, disk_errors
 from crosel.utils.text import percent
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _clear(out: Path) -> None:
     old = list(out.iterdir())
     if old and out / MARK not in old:
         raise UserError(f"{out} exists and is not the folder of a demo; choose another --out")
-    (out / MARK).touch()
+    atomic_write(out / MARK, "", durable=False)
     for path in old:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

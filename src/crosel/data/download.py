@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import crosel
 from crosel.errors import UserError
 from crosel.utils.files import TEMPORARY, claim, disk_errors, make_folder
+from crosel.utils.reading import APPEND, open_file, open_plain
 from crosel.utils.system import WINDOWS, sync_folder
 from crosel.utils.text import choose_from, one_line, without_login
 
@@ -101,7 +102,7 @@ def get(name: str, to: Path, mirror: str | None = None, progress: OnBytes | None
 
 def checksum(path: Path) -> str:
     digest = hashlib.md5(usedforsecurity=False)
-    with disk_errors(path), open(path, "rb") as stream:
+    with disk_errors(path), open_file(path) as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -116,9 +117,9 @@ class _Broken(Exception):  # noqa: N818  (shown to the user only if it persists)
 
 def fetch(url: str, path: Path, md5: str, progress: OnBytes | None = None) -> None:
     """Download to `path` by way of `path`.part, going on where an earlier attempt ended."""
-    part = path.with_name(path.name + ".part")
+    part = _part_of(path)
     try:
-        with disk_errors(part), open(part, "ab") as stream:
+        with disk_errors(part), open(open_plain(part, links=False, flags=APPEND), "ab") as stream:
             claim(  # two downloads into one file would spoil each other
                 stream.fileno(), f"{part}: another process is downloading this; wait for it, or choose another folder"
             )
@@ -132,6 +133,10 @@ def fetch(url: str, path: Path, md5: str, progress: OnBytes | None = None) -> No
             if part.stat().st_size == 0:
                 part.unlink()
     sync_folder(path.parent)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
 
 
 def _fetch(url: str, stream: IO[bytes], path: Path, md5: str, progress: OnBytes | None) -> None:
@@ -150,7 +155,7 @@ def _fetch(url: str, stream: IO[bytes], path: Path, md5: str, progress: OnBytes 
             _sleep(2.0 ** (_ATTEMPTS - left - 1) if left < _ATTEMPTS else 1.0)
             continue
         stream.flush()
-        if checksum(Path(stream.name)) == md5:
+        if checksum(_part_of(path)) == md5:
             return
         _start_again(stream)
         if restarted or not resumed:

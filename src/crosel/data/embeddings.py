@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from crosel.errors import UserError
 from crosel.utils.files import wait_for_lock
 from crosel.utils.reading import STORE, open_plain
-from crosel.utils.system import check_bytes, workers
+from crosel.utils.system import check_bytes, read_at, workers
 
 if TYPE_CHECKING:
     from crosel.data.settings import DataSettings
@@ -71,8 +72,7 @@ class EmbeddingStore:
         self._more: list[NDArray[np.float32]] = []
         self._files: tuple[int, int] | None = None
         if folder is not None:
-            self._rows_path = folder / f"embeddings-{encoder.digest}.f32"
-            self._open(self._rows_path, folder / f"embeddings-{encoder.digest}.keys")
+            self._open(folder / f"embeddings-{encoder.digest}.f32", folder / f"embeddings-{encoder.digest}.keys")
 
     def _open(self, rows_path: Path, keys_path: Path) -> None:
         if rows_path.parent.is_symlink():  # it may lead anywhere
@@ -92,13 +92,14 @@ class EmbeddingStore:
                 check_bytes(count * _BYTES_PER_KEY, "its keys", keys_path)
                 os.ftruncate(rows, count * width)  # what a kill left half written
                 os.ftruncate(keys, count * _DIGEST)
-                found = os.pread(keys, count * _DIGEST, 0) if hasattr(os, "pread") else keys_path.read_bytes()
+                found = bytearray(count * _DIGEST)
+                read_at(keys, memoryview(found), 0)
             except (OSError, UserError):
                 os.close(keys)
                 os.close(rows)
                 raise
             self._files = rows, keys
-            self._known = {found[i * _DIGEST : (i + 1) * _DIGEST]: i for i in range(count)}
+            self._known = {bytes(found[i * _DIGEST : (i + 1) * _DIGEST]): i for i in range(count)}
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._known
@@ -121,8 +122,11 @@ class EmbeddingStore:
         if self._files is None:
             self._more = [np.concatenate(self._more)]
             return self._more[0][places]
-        table = np.memmap(self._rows_path, np.float32, "r", shape=(len(self._known), self.dimensions))
-        return np.asarray(table[places])
+        with mmap.mmap(self._files[0], 0, access=mmap.ACCESS_READ) as content:
+            table = np.frombuffer(content, np.float32).reshape(-1, self.dimensions)
+            found = table[places]
+            del table  # or the map cannot be closed
+        return found
 
     def close(self) -> None:
         for handle in self._files or ():

@@ -11,7 +11,6 @@ import hashlib
 import io
 import math
 import os
-import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from crosel.data.embeddings import FOLDER, OR_SKIP, Embedder, ahead
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples, ImageStore, fits_in_memory
 from crosel.errors import UserError
+from crosel.utils.reading import is_plain, read_file
 from crosel.utils.system import check_bytes, memory_limit, workers
 from crosel.utils.text import has_control_characters, one_line
 
@@ -126,8 +126,7 @@ def _file_of(source: ImageSource) -> Path | IO[bytes]:
 def _check_regular(source: ImageSource) -> None:
     if isinstance(source, StoredImage):
         return
-    mode = os.stat(source).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if not is_plain(os.stat(source).st_mode):
         raise ValueError("not a plain file")  # a pipe would keep us waiting for ever
 
 
@@ -262,7 +261,7 @@ class ImageReader:
         def read(row: int) -> bytes:
             source = self.paths[row]
             _check_regular(source)
-            return source.read_bytes() if isinstance(source, Path) else bytes(source.content)
+            return read_file(source, memory_limit() // 8) if isinstance(source, Path) else bytes(source.content)
 
         def prepare(content: bytes) -> NDArray[np.uint8]:
             return _opened(io.BytesIO(content), "RGB", side, embedder.encoder.prepare)

@@ -26,7 +26,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from crosel.errors import UserError
-from crosel.utils.system import check_bytes, check_regular_file
+from crosel.utils.reading import check_plain
+from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, one_line
 
 _LONGEST = 8  # times the short side of a picture
@@ -256,7 +257,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors by name, from safetensors or from a `.pt` without anything but tensors."""
     if not os.path.exists(path):
         raise UserError(f"{path}: no such file; network.weights names a file with the backbone's weights")
-    check_regular_file(path)
+    check_plain(path)
     check_bytes(2 * path.stat().st_size, "its tensors", path)
     try:
         if path.suffix == ".safetensors":

@@ -32,9 +32,14 @@ WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0) | get
 _PLAIN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe must not keep us waiting
 
 
-def check_plain(path: Path, mode: int) -> None:
-    """Refuse pipes and devices, which may keep a reader waiting for ever or have no end. Folders refuse themselves."""
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+def is_plain(mode: int) -> bool:
+    """Not a pipe or a device, which may keep a reader waiting for ever or have no end. Folders refuse themselves."""
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def check_plain(path: Path, mode: int | None = None) -> None:
+    """For files that a library opens by their names; all others are opened here. OSError where nothing is there."""
+    if not is_plain(os.stat(path).st_mode if mode is None else mode):
         raise UserError(f"{path}: not a plain file; pipes and devices are not read")
 
 
@@ -42,7 +47,7 @@ def open_plain(path: Path | str, links: bool = True, flags: int = _PLAIN) -> int
     """A handle of a plain file. `links=False`: of a file that crosel wrote there, which is never a symbolic link."""
     path = Path(path)
     if links:
-        check_plain(path, os.stat(path).st_mode)  # opening alone sets some devices going
+        check_plain(path)  # opening alone sets some devices going
     elif path.is_symlink():
         raise UserError(f"{path}: this is a symbolic link; put the file itself in its place")
     handle = os.open(path, flags | (0 if links else _NO_LINK), 0o644)

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from crosel.errors import UserError
@@ -163,9 +162,3 @@ def check_bytes(count: int, what: str, place: object) -> None:
             f"{place}: {what} would take {gib(count)} of memory, more than the limit of {gib(bound)} "
             "(CROSEL_MEMORY_GB sets it)"
         )
-
-
-def check_regular_file(path: Path) -> None:
-    """Refuse pipes and devices, which may keep a reader waiting for ever or have no end."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: not a plain file; pipes and devices are not read")

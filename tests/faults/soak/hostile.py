@@ -93,7 +93,7 @@ def _work(folder: Path, turns: Any, found: Any) -> None:
 
 class Total:
     def __init__(self) -> None:
-        self.folders = self.inputs = self.reached = 0
+        self.folders = self.inputs = 0
         self.commands, self.outcomes = Counter[str](), Counter[str]()
         self.failed: list[dict[str, Any]] = []
         self.slowest = {"folders": 0.0, "inputs": 0.0}
@@ -104,7 +104,6 @@ class Total:
         kind = row["kind"]
         self.folders += row.get("folders", 0)
         self.inputs += row.get("inputs", 0)
-        self.reached += row.get("reached", 0)
         self.commands.update(row.get("commands", {}))
         self.outcomes.update(row.get("outcomes", {}))
         self.slowest[kind] = max(self.slowest[kind], row["slowest"])
@@ -123,7 +122,7 @@ class Total:
         return {
             "folders": self.folders, "inputs": self.inputs, "failed": len(self.failed),
             "commands_by_exit_code": dict(codes), "by_command": dict(sorted(self.commands.items())),
-            "inputs_by_outcome": dict(sorted(self.outcomes.items())), "inputs_that_reached_new_lines": self.reached,
+            "inputs_by_outcome": dict(sorted(self.outcomes.items())),
             "slowest_s": {kind: round(value, 2) for kind, value in self.slowest.items()},
             "memory_grown_mib": {kind: value >> 20 for kind, value in self.grown.items()},
             "CROSEL_MEMORY_GB": _mutants.MEMORY_GB,

@@ -15,7 +15,7 @@ from crosel.data.formats.label_studio import LabelStudio
 from crosel.data.formats.mat import Mat
 from crosel.data.formats.npz import Npz
 from crosel.errors import UserError
-from crosel.utils.system import check_regular_file
+from crosel.utils.reading import check_plain
 
 __all__ = ["FORMATS", "Chunk", "Format", "InputSpec", "array_chunks", "find_format", "published_formats"]
 
@@ -34,7 +34,7 @@ def find_format(path: Path, task: str, what: str = "", or_else: str = "") -> For
     if not path.is_dir():
         if not path.exists():
             raise UserError(f"{path}: no such file")
-        check_regular_file(path)
+        check_plain(path)
     able = [format for format in FORMATS if format.can(task)]
     for format in able:
         if format.recognises(path):

@@ -29,6 +29,7 @@ from crosel.data.settings import DataSettings, TableKind
 from crosel.data.table import Table
 from crosel.data.text import read_json
 from crosel.errors import UserError
+from crosel.utils.reading import check_plain
 from crosel.utils.system import workers
 from crosel.utils.text import counted, did_you_mean, one_line, quoted, some_of
 
@@ -280,7 +281,9 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, _pyarrow().ArrowException) as error:
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file raises nearly anything
         what = f"not a {path.suffix.lstrip('.') or 'dataset'} file, or damaged"
         raise UserError(f"{path}: {what} ({one_line(error)}); write it again") from None
 
@@ -347,6 +350,7 @@ _Convert = Callable[[_Batch, str], list[Any]]
 
 def _open(path: Path) -> tuple[Any, Callable[[list[str]], Iterator[_Part]]]:
     """The schema, and what gives chosen columns part by part. Arrow files are mapped into memory, not read."""
+    check_plain(path)
     about = os.stat(path)
     name = f"{os.path.abspath(path)}\0{about.st_size}\0{about.st_mtime_ns}"
     if path.suffix.lower() in (".parquet", ".pq"):
@@ -362,8 +366,8 @@ def _open(path: Path) -> tuple[Any, Callable[[list[str]], Iterator[_Part]]]:
 
         return file.schema_arrow, row_groups
     ipc, source = _pyarrow("ipc"), _pyarrow().memory_map(str(path))
-    with path.open("rb") as stream:
-        is_stream = stream.read(6) != b"ARROW1"
+    is_stream = source.read(6) != b"ARROW1"
+    source.seek(0)
     if is_stream:
         reader = ipc.open_stream(source)
         stream_parts = enumerate(reader)

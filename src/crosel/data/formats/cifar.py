@@ -19,7 +19,8 @@ from crosel.data.formats.base import Format
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import label_name
 from crosel.errors import UserError
-from crosel.utils.system import check_bytes, check_regular_file
+from crosel.utils.reading import read_file
+from crosel.utils.system import check_bytes, memory_limit
 from crosel.utils.text import one_line, quoted
 
 GET_AGAIN = "remove the folder and get the published files again: crosel data get"
@@ -159,10 +160,9 @@ def _key_text(key: Any) -> str:
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """Return the dictionary in a published CIFAR file, with text keys."""
-    check_regular_file(path)
     try:
         check_bytes(2 * path.stat().st_size, "its content", path)
-        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = _ArraysOnly(io.BytesIO(read_file(path, memory_limit())), encoding="bytes").load()
         if not isinstance(content, dict):
             raise ValueError("no dictionary inside")
         return {_key_text(key): value.values if type(value) is _Array else value for key, value in content.items()}

@@ -17,6 +17,7 @@ from crosel.data.formats.base import Chunk, Format, InputSpec, array_chunks
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.vocabulary import check_cells
 from crosel.errors import UserError
+from crosel.utils.reading import open_file
 from crosel.utils.system import check_bytes
 from crosel.utils.text import one_line
 
@@ -55,7 +56,7 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     from scipy.io import whosmat  # half a second, only for those who read MATLAB files
 
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             if stream.read(512).startswith(b"MATLAB 7.3"):
                 raise UserError(f"{path}: a MATLAB 7.3 file; save it again with -v7")
         return {str(name): tuple(int(side) for side in shape) for name, shape, _ in whosmat(str(path))}
@@ -101,7 +102,7 @@ def _check_types(path: Path, names: list[str]) -> None:
 
     SciPy takes the number of a type for a place in its table, wherever in memory that leads.
     """
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.read(128)
         if 0 in head[:4]:  # version 4, which has no such numbers
             return

@@ -24,6 +24,7 @@ from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.data.votes import Inputs, join_inputs
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
+from crosel.utils.reading import open_file
 from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, one_line
 
@@ -157,7 +158,7 @@ def open_archive(path: Path, wanted: str) -> Iterator[tuple[Any, zipfile.ZipFile
         raise UserError(
             f"{path}: an array without a name; save it with its inputs as npz: np.savez('mine.npz', x=x, scores=s)"
         )
-    with path.open("rb") as stream:  # numpy takes anything else for a pickle, and suggests loading it unsafely
+    with open_file(path) as stream:  # numpy takes anything else for a pickle, and suggests loading it unsafely
         start = stream.read(6)
     if not start.startswith((b"PK", b"\x93NUMPY")):
         raise UserError(f"{path}: not a readable npz file; give an archive of arrays, as np.savez writes it")
