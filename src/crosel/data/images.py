@@ -86,16 +86,20 @@ def ends_as_image(text: str) -> bool:
     return Path(text[-10:]).suffix.lower() in SUFFIXES
 
 
+_AT_ONCE = 1 << 20  # pixels
+
+
 def _flatten(image: Any) -> Any:
     """Modes whose conversion by Pillow would lose the picture: 16 bits and floats are clipped, alpha is ignored."""
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image)
         top = float(values.max(initial=0))
         scale = 255.0 if 0 < top <= 1 and image.mode == "F" else 1.0 if top <= 255 else 1 / 257
-        grey = np.empty(values.shape, np.uint8)
-        for row, line in enumerate(values):  # a row at a time: all of it as float64 would be many times the file
-            grey[row] = np.clip(np.nan_to_num(line.astype(np.float64) * scale), 0, 255)
-        return Image.fromarray(grey)
+        grey = np.empty(values.size, np.uint8)
+        for start in range(0, values.size, _AT_ONCE):  # all of it as float64 would be many times the file
+            part = values.reshape(-1)[start : start + _AT_ONCE].astype(np.float64)
+            grey[start : start + _AT_ONCE] = np.clip(np.nan_to_num(part * scale), 0, 255)
+        return Image.fromarray(grey.reshape(values.shape))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, "white")
