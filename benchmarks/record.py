@@ -20,8 +20,8 @@ from crosel.utils.text import did_you_mean
 class Arguments(argparse.ArgumentParser):
     """A benchmark's command line. Errors in it are one line, as everywhere in crosel."""
 
-    def __init__(self, description: str) -> None:
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def __init__(self, description: str = "", **more: Any) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows what there is")

@@ -176,20 +176,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     packing = commands.add_parser("pack", help="a run's state to parts")
     packing.add_argument("run", type=Path)
     packing.add_argument("--to", type=Path, required=True)
-    packing.add_argument("--part-mib", type=count, default=9, help="size of a part")
+    packing.add_argument("--part-mib", type=count, default=10, help="size of a part")
     sending = commands.add_parser("send", help="copy the parts of one call")
     sending.add_argument("parts", type=Path)
     sending.add_argument("--to", type=Path, required=True)
     sending.add_argument("--call", type=count, required=True)
-    sending.add_argument("--call-mib", type=count, default=63, help="size of what goes in a call")
+    sending.add_argument("--call-mib", type=count, default=60, help="size of what goes in a call")
     unpacking = commands.add_parser("unpack", help="parts to a run folder")
     unpacking.add_argument("parts", type=Path)
     unpacking.add_argument("--to", type=Path, required=True)
-    training = commands.add_parser("leg", help="train for a while")
+    training = commands.add_parser(
+        "leg", help="train for a while; behind --, for the first leg: arguments of crosel train"
+    )
     training.add_argument("run", type=Path)
     training.add_argument("--seconds", type=positive, required=True)
-    training.add_argument("arguments", nargs="*", help="behind --, for the first leg: those of crosel train")
-    given = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    own = words.index("--") if "--" in words else len(words)  # argparse loses it where there are commands
+    given = parser.parse_args(words[:own])
+    arguments = words[own + 1 :]
+    if arguments and given.command != "leg":
+        raise UserError("only leg takes arguments of `crosel train`, behind --")
     if given.command == "pack":
         paths = pack(given.run, given.to, given.part_mib << 20)
         print(f"{len(paths)} parts of {given.run} in {given.to}")
@@ -200,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{given.to} stands after {unpack(given.parts, given.to)}")
     else:
         end = time.monotonic() + given.seconds
-        print(f"{given.run} stands after {leg(given.run, given.arguments, lambda: time.monotonic() > end)}")
+        print(f"{given.run} stands after {leg(given.run, arguments, lambda: time.monotonic() > end)}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from crosel.errors import UserError
 from crosel.runs.pipeline import StopFlag
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from relay import leg, pack, send, squeeze, unpack, unsqueeze
+from relay import leg, main, pack, send, squeeze, unpack, unsqueeze
 
 STEPS = 6  # of an epoch of the tiny run
 
@@ -81,6 +81,23 @@ def test_a_leg_without_a_run_or_with_one_that_fails(tmp_path: Path) -> None:
         leg(tmp_path / "run", (), lambda: False)
     with pytest.raises(UserError, match="training ended with exit code 2"):
         leg(tmp_path / "run", ("nowhere.npz",), lambda: False)
+
+
+def test_the_commands(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they are typed."""
+    monkeypatch.chdir(tmp_path)
+    main(["leg", "run", "--seconds", "200", "--", *tiny_run.command[1:]])
+    main(["pack", "run", "--to", "parts", "--part-mib", "1"])
+    main(["send", "parts", "--to", "door", "--call", "1", "--call-mib", "1"])
+    main(["unpack", "door", "--to", "elsewhere"])
+    said = capsys.readouterr().out
+    assert "run stands after the end" in said
+    assert "call 1 of 1: 1 parts in door" in said
+    assert f"elsewhere stands after epoch {len(metrics(tiny_run.path))}, step 0" in said
+    with pytest.raises(UserError, match="only leg takes arguments"):
+        main(["pack", "run", "--to", "parts", "--", "--seed", "1"])
 
 
 def test_every_part_goes_with_one_call(tmp_path: Path) -> None:
