@@ -67,6 +67,22 @@ def test_no_folder_of_a_run_is_a_link(run: Path, tmp_path: Path, crosel_cli: Cro
     assert state_of(elsewhere) == before
 
 
+def test_the_folder_of_decoded_images_is_no_link(tmp_path: Path, crosel_cli: CroselCli) -> None:
+    from PIL import Image
+
+    elsewhere = outside(tmp_path / "elsewhere")
+    before = state_of(elsewhere)
+    for i, name in enumerate("abab"):
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (9 * i, 0, 0)).save(tmp_path / "images" / name / f"{i}.png")
+    (tmp_path / "images" / ".crosel-cache").symlink_to(elsewhere)
+    small = ["--set", "data.image_size=8", "--set", "network.width=2", "--set", "train.epochs=1"]
+    result = crosel_cli("train", tmp_path / "images", "--candidates", "uniform:q=0.5", "--method", "cc", *small,
+                        "--out", tmp_path / "run")  # fmt: skip
+    assert result.code == 0, result.err
+    assert state_of(elsewhere) == before
+
+
 LIMIT = 1 << 28  # bytes; CROSEL_MEMORY_GB is as much
 FILES = ("selection.npz", "predictions.npz", "candidates.npz", "environment.json", "review.jsonl", "metrics.jsonl",
          "labels.csv", "config.yaml")  # fmt: skip
@@ -122,7 +138,7 @@ def put(path: Path, kind: str) -> None:
         path.write_bytes(zip_of(packed))
 
 
-def test_pipes_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, run: Path) -> None:
+def test_pipes_and_devices_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, run: Path) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     jsonl = tmp_path / "pipe.jsonl"
@@ -135,6 +151,7 @@ def test_pipes_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_
             ["train", image_npz, "--config", pipe, *out], ["train", image_npz, "--corrections", jsonl, *out],
             ["train", image_npz, "--candidates", f"tree:file={pipe}", *out], ["bench", pipe, *out],
             ["labels", run, "--tasks", tasks, "--out", tmp_path / "l.json"],
+            ["train", image_npz, "--candidates", "tree:file=/dev/zero", *out],
         ):  # fmt: skip
             result = crosel_cli(*command)
             assert result.code == 2, (command, result.err)
@@ -178,14 +195,27 @@ def test_a_name_that_is_no_utf8(tmp_path: Path, crosel_cli: CroselCli, image_npz
     assert "is not UTF-8" in result.err
 
 
-def test_a_source_that_is_no_utf8_and_one_with_a_newline(run: Path, crosel_cli: CroselCli) -> None:
+@pytest.mark.parametrize("source", ['"/a/\\uDCFF.npz"', '"/a/b\\nc.npz"'])
+def test_a_source_that_is_no_utf8_and_one_with_a_newline(run: Path, crosel_cli: CroselCli, source: str) -> None:
+    """One such run must not spoil the table of a whole folder, nor an error its one line."""
     text = (run / "config.yaml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("source:"))
-    for source in ('"/a/\\uDCFF.npz"', '"/a/b\\nc.npz"'):
-        (run / "config.yaml").write_text(text.replace(line, f"source: {source}"))
-        result = crosel_cli("tables", run.parent)
-        assert result.code in (0, 2), result.err
-        result.out.encode()
+    (run / "config.yaml").write_text(text.replace(line, f"source: {source}"))
+    result = crosel_cli("tables", run.parent, "--out", run.parent / "t.md")
+    assert result.code == 0, result.err
+    assert not any(line.startswith("c.npz") for line in (run.parent / "t.md").read_text(encoding="utf-8").splitlines())
+    result = crosel_cli("eval", run)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1, result.err
+
+
+def test_training_from_a_source_that_is_no_utf8(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
+    """In one line before it trains, or to the end; not an error when all is done."""
+    source = shutil.copy(image_npz, os.fsdecode(os.fsencode(tmp_path) + b"/\xff.npz"))
+    tiny = ["--method", "cc", "--set", "train.epochs=1", "--set", "network.width=4"]
+    result = crosel_cli("train", source, *tiny, "--out", tmp_path / "run")
+    assert result.code == 2, result.err
+    assert "is not UTF-8" in result.err
 
 
 def test_tables_are_not_written_over_a_run(run: Path, crosel_cli: CroselCli) -> None:

@@ -9,8 +9,10 @@ import pickle
 import pickletools
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -793,3 +795,29 @@ def test_a_matrix_of_fractions_has_weights() -> None:
     assert weighted.score(x, weights) == weighted.score(x, sets)
     off = PartialLabelClassifier("cc", epochs=3, folds=0, train_settings={"candidate_weights": False})
     assert np.allclose(off.fit(x, weights).predict_proba(x), plain.predict_proba(x))
+
+
+def test_threads_with_one_seed_give_the_same_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch draws starting weights from one generator for the whole process."""
+    draw = torch.nn.Linear.reset_parameters
+
+    def slowly(layer: torch.nn.Linear) -> None:
+        time.sleep(0.005)  # others have their turn
+        draw(layer)
+
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", slowly)
+    rng = np.random.default_rng(0)
+    x, sets = rng.normal(size=(40, 4)), np.eye(3, dtype=bool)[rng.integers(0, 3, 40)]
+
+    def fit(_: int) -> Any:
+        return PartialLabelClassifier("cc", epochs=1, random_state=0).fit(x, sets).predict_proba(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(np.array_equal(found, fit(0)) for found in pool.map(fit, range(8)))
+
+
+def test_sets_that_run_backwards() -> None:
+    x, sets = np.random.default_rng(0).normal(size=(30, 4)), np.eye(3, dtype=bool)[np.arange(30) % 3]
+    model = PartialLabelClassifier("cc", epochs=1, random_state=0)
+    straight = model.fit(x, sets[::-1].copy()).predict_proba(x)
+    assert np.array_equal(model.fit(x, sets[::-1]).predict_proba(x), straight)
