@@ -138,7 +138,9 @@ def put(path: Path, kind: str) -> None:
         path.write_bytes(zip_of(packed))
 
 
-def test_pipes_and_devices_on_the_command_line(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, run: Path) -> None:
+def test_pipes_and_devices_on_the_command_line(
+    tmp_path: Path, crosel_cli: CroselCli, image_npz: Path, run: Path
+) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     jsonl = tmp_path / "pipe.jsonl"
