@@ -118,8 +118,10 @@ def test_presets_are_those_of_crosel_train_and_what_is_given_counts_more() -> No
     settings = ["train.epochs=7", "method.gamma=0.8"]
     theirs = build_config(preset="own/features", settings=settings, values={"source": "memory"})
     assert ours == theirs
-    with pytest.raises(UserError, match="is for method 'crosel'"):
-        small("cc", preset="own/features").fit(*problem()[::2])
+    other = PartialLabelClassifier("cc", preset="own/features")._config()  # as with --method
+    assert other == build_config(preset="own/features", values={"source": "memory", "method": {"name": "cc"}})
+    with pytest.raises(UserError, match="is for method 'proden'"):
+        PartialLabelClassifier(preset="own/proden").fit(*problem()[::2])
     with pytest.raises(UserError, match="did you mean 'own/features'"):
         small("crosel", preset="own/feature").fit(*problem()[::2])
 
