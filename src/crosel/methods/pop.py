@@ -99,6 +99,7 @@ class PoP(Method):
     title = "PoP"
     paper = "Xu et al., Progressive Purification for Instance-Dependent Partial Label Learning, ICML 2023"
     Settings = PoPSettings
+    best_on = "many rows"
 
     settings: PoPSettings
     weights: Tensor

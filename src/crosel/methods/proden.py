@@ -61,7 +61,6 @@ class PRODEN(Method):
     title = "PRODEN"
     paper = "Lv et al., Progressive Identification of True Labels for Partial-Label Learning, ICML 2020"
     Settings = PRODENSettings
-    best_on = "many rows"
 
     settings: PRODENSettings
     weights: Tensor

@@ -117,9 +117,12 @@ def side_of(network: NetworkSettings) -> int:
 
 
 def better_method(session: Session) -> str | None:
-    """The method that did best on rows of features like these (docs/real-world.md), if it is another."""
+    """The method that did best on rows of features like these (docs/real-world.md), if it is another.
+
+    Where candidates have weights, which not all methods learn from, that was not measured.
+    """
     data = session.data
-    if data.is_image or data.embedded_by is not None:
+    if data.is_image or data.embedded_by is not None or data.weights is not None:
         return None
     kind = "few rows" if has_few_rows(data) else "many rows"
     return None if session.method.best_on == kind else next(m.name for m in methods().values() if m.best_on == kind)
