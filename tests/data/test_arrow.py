@@ -348,3 +348,11 @@ def test_a_pipe_in_a_saved_dataset_is_refused(name: str, tmp_path: Path) -> None
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError):
         load(str(tmp_path if name.endswith(".arrow") else tmp_path / name))
+
+
+def test_rows_that_take_no_room_in_the_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = pa.DictionaryArray.from_arrays(pa.array(np.zeros(300_000, np.int32)), pa.array(["a"]))
+    pq.write_table(pa.table({"f": np.zeros(300_000), "label": labels}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.005")
+    assert "its rows would take" in refused(tmp_path / "a.parquet")

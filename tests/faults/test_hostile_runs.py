@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from safetensors.numpy import load_file, save
 
 from crosel.errors import UserError
 from crosel.runs.corrections import Decision, DecisionLog
+from crosel.training.callbacks import LOGGERS
 
 SECONDS = 10
 
@@ -65,6 +67,14 @@ def test_no_folder_of_a_run_is_a_link(run: Path, tmp_path: Path, crosel_cli: Cro
         result = crosel_cli(*command)
         assert result.code in (0, 2), result.err
     assert state_of(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_the_folder_of_a_logger_is_no_link(run: Path, tmp_path: Path, name: str) -> None:
+    (run / name).symlink_to(outside(tmp_path / "elsewhere"))
+    session: Any = None
+    with pytest.raises(UserError, match="symbolic link"):
+        LOGGERS[name](run, session)
 
 
 def test_the_folder_of_decoded_images_is_no_link(tmp_path: Path, crosel_cli: CroselCli) -> None:

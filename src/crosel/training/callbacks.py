@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 from crosel.errors import UserError
+from crosel.utils.files import check_own_folder
 from crosel.utils.reading import OF_A_RUN, read_file
 from crosel.utils.text import choose_from
 
@@ -76,6 +77,7 @@ class TensorBoard:
     """Scalars under RUN/tensorboard: `tensorboard --logdir RUN`."""
 
     def __init__(self, folder: Path, session: Session) -> None:
+        check_own_folder(folder / "tensorboard")
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         # What a resumed run does again replaces what stands there.
         self._writer = writer(str(folder / "tensorboard"), purge_step=session.progress.epoch + 1)
@@ -93,6 +95,7 @@ class WeightsAndBiases:
     """A run of the project `crosel` (WANDB_PROJECT names another); a resumed run goes on with the same one."""
 
     def __init__(self, folder: Path, session: Session) -> None:
+        check_own_folder(folder / "wandb")
         wandb = importlib.import_module("wandb")
         started = read_file(folder / "environment.json", OF_A_RUN, links=False)  # written once, when the run began
         name = hashlib.sha256(str(folder.resolve()).encode() + started).hexdigest()[:16]

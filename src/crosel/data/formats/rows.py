@@ -41,6 +41,8 @@ from crosel.utils.text import did_you_mean, quoted, some_of
 logger = logging.getLogger(__name__)
 Numbers = Callable[[int, Any], Sequence[float]]  # (line, row) -> features
 
+_BYTES_PER_CELL = 64  # of a Python object, or of a row's place, at the least
+
 
 class Rows:
     """A file of rows, opened: what its columns hold is known, and the rows come one by one."""
@@ -126,8 +128,9 @@ class Rows:
             lines.append(line)
             if numbers is not None:
                 values.extend(numbers(line, row))
-            if len(lines) % 4096 == 0:
-                check_bytes(12 * len(values), "the numbers", self.path)
+            if len(lines) % 4096 == 0:  # a few kilobytes of parquet may be millions of rows
+                cells = len(lines) * (len(columns) + len(texts) + 1)
+                check_bytes(12 * len(values) + _BYTES_PER_CELL * cells, "its rows", self.path)
         if not names:
             return Table(self.path, lines, columns, self.titles, texts=texts, unused=self.features, unit=self.unit)
         numbers_read = np.frombuffer(values).reshape(len(lines), len(names))
