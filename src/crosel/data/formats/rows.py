@@ -129,8 +129,8 @@ class Rows:
             if numbers is not None:
                 values.extend(numbers(line, row))
             if len(lines) % 4096 == 0:  # a few kilobytes of parquet may be millions of rows
-                cells = len(lines) * (len(columns) + len(texts) + 1)
-                check_bytes(12 * len(values) + _BYTES_PER_CELL * cells, "its rows", self.path)
+                count = len(lines) * (len(columns) + len(texts) + 1)
+                check_bytes(12 * len(values) + _BYTES_PER_CELL * count, "its rows", self.path)
         if not names:
             return Table(self.path, lines, columns, self.titles, texts=texts, unused=self.features, unit=self.unit)
         numbers_read = np.frombuffer(values).reshape(len(lines), len(names))
