@@ -67,6 +67,14 @@ class Base:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
 
+    def differs(self, work: Path, path: Path) -> bool:
+        """Whether a file, or any in a folder, is not as it was; what was added does not count."""
+        return any(
+            name.is_symlink() or not name.is_file() or name.read_bytes() != content
+            for name, content in ((work / name, content) for name, content in self.files.items())
+            if name == path or path in name.parents
+        )
+
 
 def make_bases(work: Path) -> list[Base]:
     """Runs on images with a method that selects; on features, judged by folds; on image files that come with it."""
@@ -560,6 +568,8 @@ def read_by_all(base: Base, work: Path, seed: int | None = None, only: tuple[str
         draw = random.Random(seed)
         for name in (*draw.sample(["labels", "labels npz", "labels tasks"], 2), draw.choice(["report", "own report"])):
             del reading[name]
+        if not base.differs(work, base.run / "review.jsonl") and not base.differs(work, base.source.parent):
+            del reading["corrections"]  # which reads nothing else
 
     def read_all() -> list[Any]:
         from crosel.utils.system import peak_memory
