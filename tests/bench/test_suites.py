@@ -269,7 +269,7 @@ def test_list_shows_a_command_for_each_run(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ({"gird": {}}, "unknown key 'gird' (did you mean 'grid'?)"),
-        ({"seeds": 0}, "'seeds' must be a number of at least 1"),
+        ({"seeds": 0}, "'seeds' must be a number from 1 to 10000"),
         ({"seeds": [1, 1]}, "different seeds"),
         ({"seeds": [[1]]}, "'seeds' must be a number"),
         ({"seeds": True}, "'seeds' must be a number"),
@@ -316,3 +316,17 @@ def test_names_stay_inside_the_folder() -> None:
     suite = make(base={"source": "../../x y.npz"}, grid={"weight": {"../..": {"train.lr": 0.1}}})
     (name,) = names(suite)
     assert name == "x_y/crosel-weight=.._..-seed0"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"seeds": 10**20}, "'seeds' must be a number from 1 to 10000"),
+        ({"seeds": 10**9}, "'seeds' must be a number from 1 to 10000"),
+        ({"grid": {f"augment.a{i}": [0, 1, 2, 3] for i in range(30)}}, "more than 10000 runs"),
+    ],
+)
+def test_suites_without_end_are_refused_at_once(content: dict[str, Any], says: str) -> None:
+    """Found by changed inputs: a few bytes of seeds or grid stand for more runs than memory holds."""
+    with pytest.raises(UserError, match=says):
+        expand(make(**content))

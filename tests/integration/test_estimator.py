@@ -713,6 +713,7 @@ def test_load_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     for change, message in (
         ({"format": 99}, "another version"),
         ({"params": {}}, "damaged, or made by another version"),
+        ({"label_error": {"outside": [2, 0, 1]}}, "damaged, or made by another version"),
         ({"class": "Exploit"}, "holds a Exploit"),
     ):
         metadata = {"crosel": json.dumps({**header, **change})}

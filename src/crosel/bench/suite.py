@@ -43,6 +43,7 @@ _SUITE_KEYS = ("title", "seeds", "base", "grid", "parts", "search")
 _PART_KEYS = ("base", "grid")
 # What `crosel train` has a flag for, and what is therefore no `--set`.
 _FLAGS = ("source", "preset", "candidates", "method")
+_MOST_RUNS = 10_000  # of a suite: a few lines of a grid could stand for more than can be counted
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ def expand(
     """The runs of a suite. `seeds` and `settings` (NAME=VALUE, as of `--set`) go over what the suite says; with
     `only`, a shell-style pattern or several, those whose names match one of them."""
     suite, extra, runs = with_seeds(suite, seeds), tuple(settings), dict[str, BenchRun]()
+    if suite.size > _MOST_RUNS:
+        raise UserError(f"{suite.place}: more than {_MOST_RUNS} runs; give fewer values or seeds")
     for tree, labels in (variant for part in suite.parts for variant in part.variants()):
         for seed in suite.seeds:
             run = _run(suite.place, tree, labels, seed, data_dir, extra)
@@ -306,13 +309,14 @@ def _axis(name: str, values: Any, place: str, where: str) -> tuple[Choice, ...]:
 
 
 def _seeds(value: Any, place: str) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_RUNS:
         return tuple(range(value))
     if isinstance(value, list | tuple) and value:
         whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in value)
         if whole and len(set(value)) == len(value):
             return tuple(value)
-    raise UserError(f"{place}: 'seeds' must be a number of at least 1, or a list of different seeds (given: {value!r})")
+    what = f"a number from 1 to {_MOST_RUNS}, or a list of different seeds"
+    raise UserError(f"{place}: 'seeds' must be {what} (given: {value!r})")
 
 
 def _flat(tree: Any, place: str, where: str) -> Settings:

@@ -359,7 +359,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 self.n_features_in_ = model.shape[0]
             if header["feature_names"]:
                 self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
             raise UserError(
                 f"{path}: damaged, or made by another version of crosel ({error}); fit and save it again"
             ) from None
