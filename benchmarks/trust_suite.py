@@ -24,14 +24,16 @@ from record import Arguments, add, count, end_with, origin, positive, read
 
 REAL = ("lost", "MSRCv2", "BirdSong")
 FIVE = (*REAL, "digits, instance 0.3", "photographs, votes")
-FRESH, CHOOSING = range(100, 110), range(200, 203)  # splits
+SIX = (*FIVE, "digits, votes")  # the method that a run names is chosen on them
+FRESH, CHOOSING = range(100, 110), range(200, 205)  # splits
 METHODS = ("crosel", "proden", "cc", "crdpll", "lws", "pico", "pop")
 UNKNOWN = (*REAL, "ages of 60", "ages of 20", "photographs, instance 0.3", "photographs, votes", "wine, instance 0.3",
            "breast cancer, votes")  # sets whose c is unknown: the estimate of the error is chosen on them  # fmt: skip
 BEFORE_AND_NOW = ("proden", "proden before", "crosel", "crosel before")
 TRIED = (
     *BEFORE_AND_NOW, "proden standard", "proden noise-0", "proden noise-0.1", "proden noise-0.5", "proden one",
-    "proden linear wd-0.01",
+    "proden linear wd-0.01", "proden lr-0.1 wd-0.001", "proden wd-0.001", "proden wd-0.003", "proden ema-0.99",
+    "proden epochs-100",
 )  # fmt: skip
 
 # Seconds of PRODEN with its defaults on all rows, on an idle core, and how much longer others take: for planning only.
@@ -74,7 +76,7 @@ def cells() -> list[Cell]:
     own = ("photographs, three people", "photographs, two people", "photographs, uniform 0.3, 10 % missing",
            "digits, uniform 0.3, 10 % missing")  # fmt: skip
     assert all(name in OURS for name in own)
-    found = arms(0, REAL, ("crosel", "proden"), FRESH, True)
+    found = arms(0, REAL, ("crosel", "proden", "pop"), FRESH, True)
     found += [
         Cell(0, "plench", (name, method, number), 3 if method == "proden" else 6)
         for name in REAL for method in ("proden", "crdpll") for number in FRESH
@@ -84,7 +86,10 @@ def cells() -> list[Cell]:
              seconds(name, method, 24 if name.startswith("digits") else 6))
         for name in (*SETS, *own) for method in ("proden", "crosel")
     ]  # fmt: skip
-    found += arms(3, REAL, TRIED, CHOOSING, False) + arms(3, FIVE[3:], BEFORE_AND_NOW[:2], CHOOSING, False)
+    found += [
+        Cell(1, "label_error", (name, "pop", 0), seconds(name, "pop", 6)) for name in (*REAL, "photographs, votes")
+    ]  # fmt: skip
+    found += arms(3, REAL, TRIED, CHOOSING[:3], False) + arms(3, SIX, METHODS, CHOOSING, False)
     found += [
         Cell(5, "candidate_weights", (name, method, arm, number), seconds(name, method))
         for name in ("digits, votes", "photographs, votes", "digits, top 3", "photographs, top 3")
@@ -95,7 +100,7 @@ def cells() -> list[Cell]:
         Cell(6, "neighbours", (name, arm, number), seconds(name, ARMS[arm][0]))
         for name in MISSING for arm in ("proden", "crosel drop", "neighbours") for number in range(2)
     ]  # fmt: skip
-    found += arms(4, FIVE, presets, FRESH[:1], True) + arms(7, FIVE, presets, FRESH[1:2], True)
+    found += arms(4, FIVE, presets, FRESH[:1], True) + arms(7, FIVE, presets, FRESH[1:5], True)
     unique = {(cell.part, cell.asked): cell for cell in reversed(found)}.values()  # the most important of equal ones
     return sorted(unique, key=lambda cell: (cell.rank, -cell.seconds))
 
