@@ -164,11 +164,18 @@ def _check_header(member: IO[bytes], spec: ArraySpec, size: int, known: dict[str
     return int(math.prod(shape) * (2 * dtype.itemsize + (64 if dtype.kind == "U" else 8)))
 
 
+def is_text(array: NDArray[Any]) -> bool:
+    """Whether an array of texts holds characters alone; any other array does. Python raises a SystemError when it looks
+    at a text whose 32 bits are no character."""
+    if array.dtype.kind != "U" or not array.size:
+        return True
+    letters = np.ascontiguousarray(array.reshape(-1)).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    return bool(letters.max(initial=0) <= sys.maxunicode)
+
+
 def _check_values(array: NDArray[Any], spec: ArraySpec, known: Mapping[str, int]) -> None:
-    if array.dtype.kind == "U" and array.size:
-        letters = np.ascontiguousarray(array.reshape(-1)).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
-        if letters.size and letters.max() > sys.maxunicode:  # Python would raise a SystemError when it is looked at
-            raise ValueError("not text")
+    if not is_text(array):
+        raise ValueError("not text")
     high = known[spec.high] - 1 if isinstance(spec.high, str) else spec.high
     if (spec.low, high) == (-math.inf, math.inf) or not array.size:
         return

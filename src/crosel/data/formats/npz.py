@@ -24,7 +24,7 @@ from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.data.votes import Inputs, join_inputs
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
-from crosel.utils.reading import open_file
+from crosel.utils.reading import is_text, open_file
 from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, one_line
 
@@ -179,6 +179,8 @@ def _read_array(archive: Any, name: str, path: Path) -> Any:
         found = archive[name]
         if isinstance(found, bytes):  # how numpy returns what does not begin as an array
             raise UserError(f"{path}: '{name}' is not an array; write the file again with np.savez")
+        if not is_text(found):
+            raise UserError(f"{path}: '{name}' is not plain text")
         return found
     except ValueError as error:
         if "Object arrays" not in str(error):
@@ -208,7 +210,7 @@ def check_columns(columns: Sequence[str] | None, shape: tuple[int, ...], path: P
 def _as_text(values: Any, name: str, path: Path) -> list[str]:
     try:
         return [str(value) for value in (np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values)]
-    except (UnicodeDecodeError, SystemError):  # the latter where 32 bits are no character
+    except UnicodeDecodeError:
         raise UserError(f"{path}: '{name}' is not plain text") from None
 
 
