@@ -13,7 +13,9 @@ import json
 import os
 import shutil
 import struct
+import webbrowser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
+from crosel.bench.search import Trial, _save
 from crosel.bench.tables.build import ResultsTable, Row
 from crosel.bench.tables.render import csv_text
 from crosel.config import build_config
 from crosel.errors import UserError
+from crosel.runs.corrections import Decision, Decisions, corrections_csv
 from crosel.runs.folder import RunFolder
 from crosel.runs.result import load_arrays
 from crosel.training import checkpoint
@@ -233,7 +237,7 @@ def test_candidate_sets_that_unfold_without_end(
 
 
 def test_no_formula_in_tables_as_csv() -> None:
-    """labels.csv, predictions and corrections: tests/labels, tests/review. All go through one function."""
+    """labels.csv and predictions: tests/labels. All go through one function."""
     row = Row(method="=cmd|' /C calc'!A0", settings={"+x": "@y"}, network="-2+3", epochs=3, seeds=(0,), metrics={})
     text = csv_text([ResultsTable("=HYPERLINK(1)", "@SUM(A1)", (row,))])
     first, second = list(csv.reader(io.StringIO(text)))
@@ -242,6 +246,31 @@ def test_no_formula_in_tables_as_csv() -> None:
     found = dict(zip(first, map(unescape_formula, second), strict=True))
     assert found["method"] == "=cmd|' /C calc'!A0"
     assert found["dataset"] == "=HYPERLINK(1)"
+
+
+def test_no_formula_in_corrections_and_trials(tmp_path: Path) -> None:
+    decisions = Decisions(1)
+    decisions.decide(0, Decision("choose", 0))
+    text = corrections_csv(decisions, ["=1+1"], ["@SUM(A1)"]).decode()
+    assert text.splitlines()[1] == "'=1+1,'@SUM(A1),choose"
+    search: Any = SimpleNamespace(space={"-x": None})
+    _save([Trial(0, 0.5, {"-x": "+y"}, "")], search, "score", None, tmp_path)
+    [table] = tmp_path.iterdir()
+    assert table.read_text().splitlines() == ["trial,score,'-x", "0,0.500000,'+y"]
+
+
+def test_the_token_goes_to_the_browser_in_a_private_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other users can read command lines."""
+    pytest.importorskip("fastapi")
+    from crosel.review.app import _browser
+
+    opened: list[Path] = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(Path(uri.removeprefix("file://"))))
+    with _browser("http://127.0.0.1:1/?token=secret", True):
+        assert "secret" in opened[0].read_text()
+        assert "secret" not in str(opened[0])
+        assert opened[0].parent.stat().st_mode & 0o077 == 0
+    assert not opened[0].exists()
 
 
 @pytest.mark.parametrize(
