@@ -2,6 +2,7 @@
 
     python benchmarks/embedding.py memory --work FOLDER --out results/photographs/memory.jsonl
     python benchmarks/embedding.py rate --weights FILE --work FOLDER --out results/photographs/rate.jsonl
+    python benchmarks/embedding.py speed --work FOLDER --out results/photographs/speed.jsonl
 
 `memory` embeds `--images` files of 400 pixels, and a tenth of them, each in a process of its own, and notes the most
 memory that these had (resident, all of it); with timm's smallest network and random weights, for it is the number of
@@ -129,16 +130,39 @@ def rate(args: Any) -> None:
     )
 
 
+def speed(args: Any) -> None:
+    import torch
+
+    from crosel.nn.backbones import SUGGESTED, ImageBackbone, image_model, picture_settings
+
+    torch.set_num_threads(1)
+    for name, *_ in SUGGESTED:
+        if not name.startswith("timm/"):
+            continue
+        model, settings = image_model(name, pretrained=False), picture_settings(name)
+        encoder = ImageBackbone(name, model, settings, torch.device("cpu"))
+        pictures = np.zeros((2, encoder.size, encoder.size, 3), np.uint8)
+        encoder.encode(pictures)
+        start, images = time.process_time(), 0
+        while images < 4 or time.process_time() - start < 5:
+            encoder.encode(pictures)
+            images += len(pictures)
+        row = {"network": name, "size": encoder.size, "parameters": sum(p.numel() for p in model.parameters())}
+        row |= {"images_per_cpu_second": images / (time.process_time() - start), "load_average": os.getloadavg()[0]}
+        add({**row, **origin("command", "platform", "cpu_count")}, args.out)
+        print(f"{name}: {row['images_per_cpu_second']:.1f} images for each second of a core", flush=True)
+
+
 def main() -> None:
     parser = Arguments(str(__doc__))
-    parser.add_argument("what", choices=["memory", "rate"])
+    parser.add_argument("what", choices=["memory", "rate", "speed"])
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--out", type=Path, required=True, help="record, which grows")
     parser.add_argument("--images", type=count, default=20000, help="memory: how many")
     parser.add_argument("--blocks", type=count, default=4, help="rate: how many times 256 images")
     parser.add_argument("--weights", help="rate: tensors of timm's tf_efficientnet_lite0")
     args = parser.parse_args()
-    memory(args) if args.what == "memory" else rate(args)
+    {"memory": memory, "rate": rate, "speed": speed}[args.what](args)
 
 
 if __name__ == "__main__":
