@@ -192,7 +192,7 @@ def _parse(content: bytes) -> Checkpoint:
 
 
 def check_compatible(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Refuse saved tensors whose names or shapes are not those that are wanted; the first that differs is named."""
+    """Refuse saved tensors with other names, shapes or kinds than are wanted; the first that differs is named."""
     for name in (*wanted, *sorted(saved)):
         if name not in saved:
             raise mismatch(f"{name} is missing")
@@ -201,6 +201,8 @@ def check_compatible(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) 
         was, now = list(saved[name].shape), list(wanted[name].shape)
         if was != now:
             raise mismatch(f"{name} has shape {was}, but {now} is needed")
+        if saved[name].is_floating_point() != wanted[name].is_floating_point():  # torch would round them
+            raise mismatch(f"{name} holds {saved[name].dtype}, but {wanted[name].dtype} is needed")
 
 
 def mismatch(what: str) -> UserError:
