@@ -437,8 +437,9 @@ class Readers:
         outcome = confined(read_all, [self.folder], 60.0 + 0.1 * number)
         found = outcome.value
         if found is None or outcome.touched:
-            newest = max(self.folder.glob("*.*"), key=lambda path: path.lstat().st_mtime_ns)
-            content = newest.read_bytes()[: 1 << 16] if newest.is_file() else b""
+            newest, content = max(self.folder.glob("*.*"), key=lambda path: path.lstat().st_mtime_ns), b""
+            with contextlib.suppress(OSError), newest.open("rb") as stream:
+                content = stream.read(1 << 16)
             failure = {"seed": first, "reader": newest.name, "failed": outcome.died or str(outcome.touched),
                        "content": base64.b64encode(content).decode()}  # fmt: skip
             found = found or {"inputs": 0, "outcomes": {}, "failed": [], "slowest": 0.0, "grown": 0}

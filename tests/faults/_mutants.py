@@ -70,7 +70,10 @@ class Base:
     def differs(self, work: Path, path: Path) -> bool:
         """Whether a file, or any in a folder, is not as it was; what was added does not count."""
         return any(
-            name.is_symlink() or not name.is_file() or name.read_bytes() != content
+            name.is_symlink()
+            or not name.is_file()
+            or name.stat().st_size != len(content)
+            or name.read_bytes() != content
             for name, content in ((work / name, content) for name, content in self.files.items())
             if name == path or path in name.parents
         )
