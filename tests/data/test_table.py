@@ -421,6 +421,7 @@ BAD_CSV = {
     "empty": ("", "line 1: cannot read '.csv' without a line of column names"),
     "header only": (H, "line 2: there are no rows below the column names"),
     "no meaning": ("f,g\n1,2\n", "line 1: cannot read '.csv' without a column 'candidates' or 'label'"),
+    "nearly": ("candidtes,g\na|b,2\n", "line 1: there is no column 'candidates' (did you mean 'candidtes'?); rename"),
     "word": (H + "a,x,1,2\nb,x,1,two\n", "line 3, column 'g': 'two' is not a number"),
     "decimal comma": ("label;f\na;1,5\n", "line 2, column 'f': '1,5' is not a number; write decimals with a point"),
     "old Mac": ("label,f\ra,1\r", "line 1: not a valid csv row (it has bare CR line ends"),
@@ -480,7 +481,7 @@ BAD_CSV = {
         "column 'candidate': 'a|b' is not a number; correct it, or drop the row or the column; there is no column "
         "'candidates' (did you mean 'candidate'?)",
     ),
-    "candidate and features alone": ("Candidate,f\na|b,1\n", "'candidates' (did you mean 'Candidate'?) or 'label'"),
+    "candidate and features alone": ("Candidate,f\na|b,1\n", "no column 'candidates' (did you mean 'Candidate'?); rename"),
     "weight code": ("candidates,weight,f\na|b,1_0|1,1\n", "line 2, column 'weight': weight '1_0' is not a number"),
     "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is not a number"),
     "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),

@@ -182,7 +182,7 @@ def test_bad_targets(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli, m
     assert refusal(tiny_run.path, "torch", out) == f"{out}: --to torch writes a .pt2 file; use this ending"
     assert refusal(tmp_path / "none", "onnx", out) == f"{tmp_path / 'none'}: no such run folder"
     begun = Path(shutil.copytree(tiny_run.path, tmp_path / "begun", ignore=shutil.ignore_patterns("*.safetensors")))
-    assert "there is no checkpoint yet" in refusal(begun, "torch", tmp_path / "c.pt2")
+    assert "the checkpoints are gone" in refusal(begun, "torch", tmp_path / "c.pt2")
     (tmp_path / "folder.onnx").mkdir()
     assert "this is a folder" in refusal(tiny_run.path, "onnx", tmp_path / "folder.onnx")
     monkeypatch.setattr(export_module, "find_spec", lambda name: None)

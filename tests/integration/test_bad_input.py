@@ -399,8 +399,11 @@ def test_not_a_run_folder(kind: str, tmp_path: Path, crosel_cli: CroselCli, imag
 def test_run_without_checkpoint(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:
     run = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
     for path in checkpoints(run):
+        path.write_bytes(path.read_bytes()[:100])
+    assert "all checkpoints are damaged" in crosel_cli("eval", run).err
+    for path in checkpoints(run):
         path.unlink()
-    assert_refused(crosel_cli("eval", run), f"{run}: there is no checkpoint yet")
+    assert_refused(crosel_cli("eval", run), f"{run}: the checkpoints are gone")
 
 
 def test_broken_config_of_a_run(tmp_path: Path, tiny_run: TinyRun, crosel_cli: CroselCli) -> None:

@@ -185,3 +185,15 @@ def test_the_estimator_says_how_many_labels_are_wrong(tmp_path):
     clf.save(tmp_path / "clf.safetensors")
     assert PartialLabelClassifier.load(tmp_path / "clf.safetensors").label_error_ == clf.label_error_
     assert PartialLabelClassifier("proden", epochs=1, folds=0).fit(x, uniform(y, 3, 0.3, seed=0)).label_error_ is None
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_labels_of_a_run_whose_folds_are_lost_say_so(tmp_path, crosel_cli, damage):
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "x.npz", x=rows, candidates=np.eye(2, dtype=bool)[(rows[:, 0] > 0).astype(int)])
+    run, quick = tmp_path / "run", ("--method", "cc", "--set", "train.epochs=1", "--folds", "2")
+    assert crosel_cli("train", tmp_path / "x.npz", *quick, "--out", run).code == 0
+    (run / "folds.npz").unlink() if damage == "gone" else (run / "folds.npz").write_bytes(b"PK")
+    result = crosel_cli("labels", run, "--out", tmp_path / "l.csv")
+    assert result.code == 0
+    assert result.err.count("folds.npz is missing, damaged or not complete: labels and confidence come from") == 1

@@ -123,10 +123,12 @@ def guess_kind(
         return "scores" if numbers else "wide-votes"
     if "truth" in known:
         return "table"
-    near, name = did_you_mean("candidates", header), _id_column(header, others, rows)
+    if near := did_you_mean("candidates", header):
+        raise UserError(f"{path}, line 1: there is no column 'candidates'{near}; rename the column that holds the sets")
+    name = _id_column(header, others, rows)
     hint = f"If {quoted(name)} says which example a row is about, call it 'id'. " if name else ""
     raise UserError(
-        f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates'{near} or 'label', or an 'id' or "
+        f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or "
         f"'path' with votes or scores next to it; it has {some_of([quoted(name) for name in header], SHOWN)}. "
         f"{hint}If some are annotators: {NAME_THEM}"
     )

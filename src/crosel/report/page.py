@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -18,7 +17,6 @@ from crosel.report.gallery import galleries
 from crosel.report.html import pct, section, table, thumbnail
 from crosel.report.run import Run
 from crosel.report.svg import Figure
-from crosel.runs.labels import FLAGS
 from crosel.runs.result import Result
 from crosel.utils.settings import dotted
 from crosel.utils.text import counted, duration
@@ -138,11 +136,10 @@ def _to_check(run: Run) -> str:
     """Where to start: how many labels have a reason to be checked, and what to do about them."""
     if run.result is None:
         return ""
-    flags = Counter(filter(None, run.result.flag_names()))
-    kinds = ", ".join(f"{flags[flag]:,} {flag}" for flag in FLAGS if flags[flag])
+    count, kinds = run.result.to_check()
     what = f" ({kinds})" if kinds else ""
     return (
-        f'<p class="start"><a href="#examples">{counted(sum(flags.values()), "label")} to check, start here</a>{what}; '
+        f'<p class="start"><a href="#examples">{counted(count, "label")} to check, start here</a>{what}; '
         f"to correct them: <code>crosel review {escape(str(run.path))}</code></p>\n"
     )
 

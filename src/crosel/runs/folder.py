@@ -261,6 +261,9 @@ def load_run(
     for damaged in found.damaged:
         logger.warning(f"checkpoint {damaged.name} is damaged and is ignored")
     if found.checkpoint is None:
+        if found.damaged or folder.is_done:
+            what = "all checkpoints are damaged" if found.damaged else "the checkpoints are gone"
+            raise UserError(f"{path}: {what}; restore the folder checkpoints, or train again with another --out")
         raise UserError(f"{path}: there is no checkpoint yet; train it first: crosel train … --out {path}")
     try:
         session.load_weights(found.checkpoint.tensors)

@@ -81,9 +81,17 @@ def out_of_sample(
 
 
 def read_out_of_sample(path: Path, session: Session) -> NDArray[np.float32] | None:
-    """What a finished run has saved; None where there is nothing, or not of all folds."""
-    found = _read_folds(path, session) if session.config.train.folds else None
-    return None if found is None or not found[1].all() else found[0]
+    """What a finished run has saved; None where it had no folds, or, with a line, where they cannot be read."""
+    if not session.config.train.folds:
+        return None
+    found = _read_folds(path, session)
+    if found is None or not found[1].all():
+        logger.warning(
+            f"{path} is missing, damaged or not complete: labels and confidence come from the networks that trained on "
+            "these examples; restore the file for those out of sample"
+        )
+        return None
+    return found[0]
 
 
 def fold_config(config: RunConfig, fold: int) -> RunConfig:

@@ -337,7 +337,7 @@ def estimate_label_error(
 def _interval(value: float, low: float, high: float, n: int) -> Interval:
     """Never narrower than what the true labels of all n examples would give."""
     known = wilson(value * n, n)
-    return Interval(value, max(0.0, min(float(low), known.low)), min(1.0, max(float(high), known.high)))
+    return Interval(float(value), max(0.0, min(float(low), known.low)), min(1.0, max(float(high), known.high)))
 
 
 def within_sets(probabilities: NDArray[Any], candidates: Bools, temperature: float = 1.0) -> Floats:

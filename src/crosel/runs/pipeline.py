@@ -228,6 +228,11 @@ def finish(
     if write_report is not None:
         write_report(folder, session.data, result)
     folder.finish()
+    count, kinds = result.to_check()
+    if count:
+        logger.info(
+            f"{count:,} of {counted(len(result.labels), 'label')} to check ({kinds}): crosel review {folder.path}"
+        )
     for note in result.notes():
         logger.info(note)
     for warning in result.warnings():

@@ -224,6 +224,12 @@ class Result:
     def flag_names(self) -> list[str]:
         return [FLAGS[flag] for flag in self.flags]
 
+    def to_check(self) -> tuple[int, str]:
+        """How many labels have a flag, and how many have which: `2 outside, 7 disputed`."""
+        counts = np.bincount(self.flags, minlength=len(FLAGS)).tolist()
+        named = list(zip(counts, FLAGS, strict=True))[1:]
+        return sum(counts[1:]), ", ".join(f"{count:,} {flag}" for count, flag in named if count)
+
     def selected_words(self) -> list[str]:
         """As labels.csv has them: how many networks selected each example; "" for methods that do not select."""
         if self.selected is None:
