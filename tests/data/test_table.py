@@ -481,7 +481,7 @@ BAD_CSV = {
         "column 'candidate': 'a|b' is not a number; correct it, or drop the row or the column; there is no column "
         "'candidates' (did you mean 'candidate'?)",
     ),
-    "candidate and features alone": ("Candidate,f\na|b,1\n", "no column 'candidates' (did you mean 'Candidate'?); rename"),
+    "candidate and features alone": ("Candidate,f\na|b,1\n", "no column 'candidates' (did you mean 'Candidate'?)"),
     "weight code": ("candidates,weight,f\na|b,1_0|1,1\n", "line 2, column 'weight': weight '1_0' is not a number"),
     "weight word": ("candidates,weight,f\na|b,a:x|b:1,1\n", "line 2, column 'weight': weight 'x' is not a number"),
     "weight below 0": ("candidates,weight,f\na|b,1|-1,1\n", "line 2, column 'weight': weight -1"),
