@@ -789,3 +789,11 @@ def test_a_folder_with_a_config_is_no_run_yet(tmp_path: Path, crosel_cli: Crosel
     (tmp_path / "sets.csv").write_text("id,candidates,f\na,x|y,1\nb,y,2\n")
     command = ("candidates", tmp_path / "sets.csv", "--out", tmp_path / "candidates.npz")
     assert [crosel_cli(*command).code for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["ids", "columns"])
+def test_names_that_unfold_to_more_than_the_memory_are_refused_before_they_are_read(tmp_path, monkeypatch, name):
+    np.savez_compressed(tmp_path / "i.npz", x=np.ones((3, 2)), **{name: np.zeros(4_000_000)})
+    monkeypatch.setenv("CROSEL_MEMORY_GB", "0.05")
+    with pytest.raises(UserError, match=r"i\.npz: its ids and columns would take"):
+        list(read_chunks(tmp_path / "i.npz", InputSpec((2,))))

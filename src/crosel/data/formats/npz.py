@@ -88,6 +88,10 @@ class Npz(Format):
         with open_archive(path, "x") as (archive, members):
             if "x" not in archive.files:
                 raise UserError(f"{path}: the array 'x' is missing{_SAVE_X}")
+            named = [
+                member for member in members.infolist() if member.filename.removesuffix(".npy") in ("ids", "columns")
+            ]
+            check_bytes(sum(_working_bytes(members, member) for member in named), "its ids and columns", path)
             ids, columns = (
                 as_names(_read_array(archive, name, path), name, path) if name in archive.files else None
                 for name in ("ids", "columns")
