@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,10 @@ def test_features_have_a_table_and_a_projection(tmp_path: Path) -> None:
     assert "The first 6 of 64 features." in html
     assert 'class="gallery"' not in html
     assert (tmp_path / "run" / "plots" / "projection.svg").is_file()
+    result = read_runs([RunFolder(tmp_path / "run")])[0].result
+    assert result is not None
+    unknown = replace(result, labels=np.full_like(result.labels, -1))  # no name in labels.csv is among the classes
+    assert figures.projection(unknown, small_arrays(images=False)["x"]) is None
 
 
 # --- what is drawn ------------------------------------------------------------------------------------------------

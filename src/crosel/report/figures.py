@@ -158,6 +158,8 @@ def projection(result: Result, x: NDArray[Any] | None) -> Figure | None:
         return None
     rows = np.random.default_rng(0).permutation(len(x))[:SHOWN_POINTS]
     rows = rows[result.labels[rows] >= 0]
+    if not len(rows):
+        return None
     places, kept = principal_components(x[rows])
     note = f"{len(rows):,} of {len(x):,} examples; the two axes cover {100 * kept:.0f}\u202f% of the variance."
     return scatter_figure(places, result.labels[rows], result.examples.classes, note)
