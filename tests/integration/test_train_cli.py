@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import pickle
+import re
 import shlex
 import shutil
 import subprocess
@@ -476,9 +477,10 @@ def test_info_lists_all_settings(crosel_cli: CroselCli) -> None:
 
 def test_console_lines_are_a_view_of_the_metrics(tmp_path: Path, crosel_cli: CroselCli, image_npz: Path) -> None:
     result = crosel_cli("train", image_npz, *TINY, "--out", tmp_path / "run")
-    rows, (read, plan, *lines, last) = rows_of(tmp_path / "run"), result.err.splitlines()
+    rows, (read, plan, *lines, check, last) = rows_of(tmp_path / "run"), result.err.splitlines()
     assert read.startswith(f"read {image_npz}: 96 examples (images of 8 x 8 x 1), 10 classes, ")
     assert plan.startswith("train: CroSel, 2 networks (small-cnn), 4 epochs of ")
+    assert re.fullmatch(r"\d+ of 96 labels to check \(.*\): crosel review .*run", check)
     assert last.startswith("hardly predicted: ")
     assert len(lines) == len(rows) == 4
     for row, line in zip(rows, lines, strict=True):
