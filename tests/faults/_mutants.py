@@ -223,8 +223,10 @@ def _add(run: Path, rng: random.Random, elsewhere: Path) -> str:
         "x" * 250, os.fsdecode(b"\xff\xfe"), "inner/config.yaml", "planted.py", "sitecustomize.py", ".crosel-cache",
     ))  # fmt: skip
     path, kind = run / name, rng.choice(("link", "link out", "pipe", "folder", "empty", "device"))
-    if not path.parent.exists():
-        path.parent.mkdir(parents=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # an earlier change has put something else there
+        return f"{name!a} not added"
     if not os.path.lexists(path):
         if path.suffix == ".py":
             path.write_text(PLANTED)
