@@ -795,5 +795,5 @@ def test_a_folder_with_a_config_is_no_run_yet(tmp_path: Path, crosel_cli: Crosel
 def test_names_that_unfold_to_more_than_the_memory_are_refused_before_they_are_read(tmp_path, monkeypatch, name):
     np.savez_compressed(tmp_path / "i.npz", x=np.ones((3, 2)), **{name: np.zeros(4_000_000)})
     monkeypatch.setenv("CROSEL_MEMORY_GB", "0.05")
-    with pytest.raises(UserError, match=r"i\.npz: its ids and columns would take"):
+    with pytest.raises(UserError, match=r"i\.npz: its content would take"):
         list(read_chunks(tmp_path / "i.npz", InputSpec((2,))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import typer
@@ -66,8 +65,8 @@ def labels(
             typer.echo(f"{write_outside(result, out):,} of {n:,} sets seem to miss the true label: {out}")
             return
         write_labels(result, out, LabelStudioNames(from_name, to_name, data_key, tasks))
-    flags = Counter(flag or "clear" for flag in result.flag_names())
-    kinds = ", ".join(f"{count:,} {flag}" for flag, count in flags.most_common())
-    typer.echo(f"{counted(n, 'label')} ({kinds}): {out}")
+    count, kinds = result.to_check()
+    clear = f"{n - count:,} clear"
+    typer.echo(f"{counted(n, 'label')} ({f'{clear}, {kinds}' if kinds else clear}): {out}")
     if result.error is not None:
         typer.echo(result.error.line())

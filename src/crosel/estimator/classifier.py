@@ -247,7 +247,7 @@ class PartialLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if self.network == "auto":  # the preset's, if it has one
             tree["network"].pop("name")
         named = read_preset(preset).get("method", {}).get("name", "crosel")
-        if named != self.method == "crosel":  # perhaps nobody gave it; another method takes the preset's other settings
+        if self.method == "crosel" and named != "crosel":  # the default, perhaps; another takes the preset's settings
             raise UserError(f"preset '{preset}' is for method '{named}', not '{self.method}'; give method='{named}'")
         return build_config(preset=preset, values=to_python(tree)).model_copy(update={"candidates": None})
 

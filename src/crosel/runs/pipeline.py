@@ -155,7 +155,7 @@ def _start(folder: RunFolder, config: RunConfig, data: Dataset, build: Build, co
     data = apply_corrections(data, known)
     session = build(config, data)  # before anything is written: this may raise a UserError
     check_batch_size(session)
-    _ = session.optimiser  # not every rule is for every network
+    _ = session.optimiser  # made now: one that does not suit the network must leave no folder behind
     about = environment(command_line(), session.device)
     folder.create(config, data, about, corrected=sorted(known))
     if corrections and not known:

@@ -88,14 +88,8 @@ class Npz(Format):
         with open_archive(path, "x") as (archive, members):
             if "x" not in archive.files:
                 raise UserError(f"{path}: the array 'x' is missing{_SAVE_X}")
-            named = [
-                member for member in members.infolist() if member.filename.removesuffix(".npy") in ("ids", "columns")
-            ]
-            check_bytes(sum(_working_bytes(members, member) for member in named), "its ids and columns", path)
-            ids, columns = (
-                as_names(_read_array(archive, name, path), name, path) if name in archive.files else None
-                for name in ("ids", "columns")
-            )
+            named = _read_some(archive, members, [name for name in ("ids", "columns") if name in archive.files], path)
+            ids, columns = _pop_names(named, "ids", path), _pop_names(named, "columns", path)
             yield from _stored_chunks(_StoredArray(path, members), ids, columns, spec)
 
 
@@ -129,8 +123,14 @@ def _read_arrays(path: Path) -> dict[str, Any]:
         if unknown:
             near = did_you_mean(unknown[0], FIELDS)
             raise UserError(f"{path}: unknown array '{unknown[0]}'{near}; known arrays: {', '.join(FIELDS)}")
-        check_bytes(sum(_working_bytes(members, member) for member in members.infolist()), "its content", path)
-        return {name: _read_array(archive, name, path) for name in archive.files}
+        return _read_some(archive, members, archive.files, path)
+
+
+def _read_some(archive: Any, members: zipfile.ZipFile, names: Sequence[str], path: Path) -> dict[str, Any]:
+    """The arrays of these names; what they take is counted before any is unpacked."""
+    wanted = [member for member in members.infolist() if member.filename.removesuffix(".npy") in names]
+    check_bytes(sum(_working_bytes(members, member) for member in wanted), "its content", path)
+    return {name: _read_array(archive, name, path) for name in names}
 
 
 def _working_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
