@@ -7,12 +7,13 @@
     python benchmarks/images_on_disk.py steps FOLDER --network timm/resnet50 --out results/images-on-disk/h200.jsonl
 
 `rates` decodes `--part` images to nowhere and to a new store in turn, then reads them back in random batches; seconds
-of the processor stand beside, for machines that have other work. `memory`
-runs train, predict and report as processes under a memory limit that keeps the images on disk. Their memory beyond
-the page cache (RssAnon) is sampled ten times a second. `ranks` trains with two and with four ranks on images of 8x8,
-few and many, and says by how many bytes an example a rank has grown. `steps` computes the same steps in turn with
-images from the store and from the device's memory. A `--network` of timm's is fine-tuned from random weights; with it,
-`memory` only trains.
+of the processor stand beside, for machines that have other work. `memory` runs train, predict and report as processes
+under a memory limit that keeps the images on disk. Their memory beyond the page cache (RssAnon and RssShmem) is sampled
+ten times a second; `import` is what a process has before it does anything. `ranks` trains with two and with four ranks
+on images of 8x8, few and many, and says by how many bytes an example a rank has grown. `steps` computes the same steps
+in turn with images from the store and from the device's memory. A `--network` of timm's is fine-tuned from random
+weights; with it, `memory` only trains, with images that the device does not hold. Runs are interrupted after
+`--seconds`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -119,29 +121,37 @@ def rates(folder: Path, side: int, part: int, rounds: int) -> dict[str, Any]:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def watched(command: list[str], folder: Path, **environment: str) -> dict[str, Any]:
-    """Run a command; the most memory that it had beyond the page cache, and in all, as /proc says it."""
-    began, peak = time.perf_counter(), {"RssAnon": 0, "VmRSS": 0}
+INTERRUPTED = 130  # crosel's exit code
+
+
+def watched(command: list[str], folder: Path, limit: int, **environment: str) -> dict[str, Any]:
+    """Run a command, for `limit` seconds at most; the most memory that it had beyond the page cache, and in all, as
+    /proc says it."""
+    began, interrupted, beyond, rss = time.perf_counter(), False, 0, 0
     values = {**os.environ, "OMP_NUM_THREADS": "1", **environment, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{folder}"}
     log = folder / "log.txt"
     with log.open("w") as stream:
         process = subprocess.Popen(command, cwd=folder, env=values, stdout=stream, stderr=stream)
         while process.poll() is None:
             try:
-                for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-                    name, _, value = line.partition(":")
-                    if name in peak:
-                        peak[name] = max(peak[name], int(value.split()[0]) * 1024)
-            except (OSError, ValueError):  # it has just ended
+                now = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+                anonymous, shared, all_of_it = (int(now[name].split()[0]) for name in ("RssAnon", "RssShmem", "VmRSS"))
+                beyond, rss = max(beyond, anonymous + shared), max(rss, all_of_it)
+            except (OSError, ValueError, KeyError):  # it has just ended
                 pass
             time.sleep(0.1)
+            if not interrupted and time.perf_counter() - began > limit:
+                process.send_signal(signal.SIGINT)
+                interrupted = True
     text = log.read_text()
     print(text[-600:], file=sys.stderr)
-    if process.returncode:
+    if process.returncode not in (0, INTERRUPTED if interrupted else 0):
         raise SystemExit(f"{' '.join(command[3:])}: exit {process.returncode}")
     seconds = time.perf_counter() - began
-    return {"command": command[3:5], "seconds": seconds, "peak_beyond_page_cache": peak["RssAnon"],
-            "peak_rss": peak["VmRSS"], "said": text.splitlines()[-3:]}  # fmt: skip
+    return {
+        "command": command[3:5], "seconds": seconds, "interrupted": interrupted,
+        "peak_beyond_page_cache": beyond * 1024, "peak_rss": rss * 1024, "said": text.splitlines()[-3:],
+    }  # fmt: skip
 
 
 def network_settings(folder: Path, network: str, side: int) -> list[str]:
@@ -161,35 +171,41 @@ def network_settings(folder: Path, network: str, side: int) -> list[str]:
     return [f"network.name={network}", "network.freeze=false", f"network.weights={weights}", f"network.size={side}"]
 
 
-def memory(folder: Path, side: int, limit: str, batch: int, network: str, epochs: int) -> list[dict[str, Any]]:
+def memory(folder: Path, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
     work = folder / ".work"
     work.mkdir(exist_ok=True)
     shutil.rmtree(work / "run", ignore_errors=True)
-    settings = [*network_settings(work, network, side), f"train.epochs={epochs}", "method.bank_length=1",
-                "method.gamma=0.2", "method.scope=none", "method.networks=1", f"train.batch_size={batch}"]  # fmt: skip
-    if network == "tiny":
-        settings += ["method.warmup_view=plain", "method.selected_view=plain"]
+    settings = network_settings(work, a.network, a.side)
+    settings += ["method.bank_length=1", "method.gamma=0.2", "method.scope=none", "method.networks=1"]
+    settings += [f"train.epochs={a.epochs}", f"train.batch_size={a.batch}"]
+    tiny = a.network == "tiny"
+    settings += ["method.warmup_view=plain", "method.selected_view=plain"] if tiny else ["train.data_on=host"]
     crosel = [sys.executable, "-m", "crosel"]
-    sets = [part for item in settings for part in ("--set", item)]
+    sets = ["--candidates", "uniform:q=0.3", "--trust-code"]
+    sets += [part for item in settings for part in ("--set", item)]
+    alone = "import crosel.methods, torch; torch.zeros(1, device='cuda' if torch.cuda.is_available() else 'cpu')"
     commands = {
-        "train": ["train", str(folder), "--candidates", "uniform:q=0.3", *sets, "--trust-code", "--out", "run"],
-        "predict": ["predict", "run", str(folder / "train"), "--trust-code", "--out", "predictions.csv"],
-        "report": ["report", "run", "--out", "report.html"],
+        "import": [sys.executable, "-c", f"{alone}; import time; time.sleep(1)"],  # what a run begins with
+        "train": [*crosel, "train", str(folder), *sets, "--out", "run"],
+        "predict": [*crosel, "predict", "run", str(folder / "train"), "--trust-code", "--out", "predictions.csv"],
+        "report": [*crosel, "report", "run", "--out", "report.html"],
     }
-    if network != "tiny":  # on a GPU for minutes
-        commands = {"train": commands["train"]}
-    pixels = 3 * side * side * sum(1 for _ in folder.glob("t*/*/*.jpg"))
-    return [
-        {"what": name, "network": network, "epochs": epochs, "pixels_bytes": pixels, "limit_gb": limit, "batch": batch}
-        | watched([*crosel, *command], work, CROSEL_MEMORY_GB=limit)
-        for name, command in commands.items()
-    ]
+    if not tiny:  # on a GPU for minutes
+        commands = {name: commands[name] for name in ("import", "train")}
+    shape = {"images": sum(1 for _ in folder.glob("t*/*/*.jpg")), "side": a.side}
+    common = {"network": a.network, "epochs": a.epochs, "limit_gb": a.limit, "batch": a.batch, **shape}
+    for name, command in commands.items():
+        found = watched(command, work, a.seconds, CROSEL_MEMORY_GB=a.limit)
+        rows = work / "run" / "metrics.jsonl"
+        if name == "train" and rows.exists():
+            found["metrics"] = [json.loads(line) for line in rows.read_text().splitlines()]
+        yield {"what": name, **common, **found}
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
 
 
-def steps(folder: Path, side: int, batch: int, count: int, rounds: int, network: str) -> Iterator[dict[str, Any]]:
+def steps(folder: Path, a: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The same steps with images from the store and from the device's memory, in turn."""
     import torch
     from speed import begin, wait
@@ -205,13 +221,13 @@ def steps(folder: Path, side: int, batch: int, count: int, rounds: int, network:
     work, device = folder / ".work", pick_device("auto")
     work.mkdir(exist_ok=True)
     sys.path.append(str(work))  # of the small network
-    settings = [*network_settings(work, network, side), f"train.batch_size={batch}", "train.epochs=4"]
+    settings = [*network_settings(work, a.network, a.side), f"train.batch_size={a.batch}", "train.epochs=4"]
     began = time.perf_counter()
-    data = draw_candidates(load(str(folder), settings=DataSettings(image_size=side)), "uniform:q=0.3", 0)
+    data = draw_candidates(load(str(folder), settings=DataSettings(image_size=a.side)), "uniform:q=0.3", 0)
     assert isinstance(data.x, StoredImages), "give a smaller --limit: these images stay in memory"
     opened = time.perf_counter() - began
     warm, epoch = 10, 3  # CroSel is past its warm-up in epoch 3 of 4
-    for method in ("cc", "crosel"):
+    for method in a.methods.split(","):
         runs, found = {}, {"store": [], "device": []}
         for place in found:
             own = [*settings, f"train.data_on={'host' if place == 'store' else 'device'}"]
@@ -220,7 +236,7 @@ def steps(folder: Path, side: int, batch: int, count: int, rounds: int, network:
             session = begin(build_session(resolve(config, whole, device), whole, device, trust_code=True), epoch)
             streams = session.method.streams()
             table = session.train.draw_epoch_indices(
-                streams, warm + rounds * count, session.batch_size, session.generator
+                streams, warm + a.rounds * a.steps, session.batch_size, session.generator
             )
             runs[place] = session, TrainStep(session), streams, table
 
@@ -233,17 +249,17 @@ def steps(folder: Path, side: int, batch: int, count: int, rounds: int, network:
 
         for place in found:
             compute(place, warm)
-        for number in range(rounds):
+        for number in range(a.rounds):
             for place in list(found)[:: 1 if number % 2 else -1]:
                 wait(device)
                 began = time.perf_counter()
-                compute(place, count)
+                compute(place, a.steps)
                 wait(device)
-                found[place].append(count * batch / (time.perf_counter() - began))
+                found[place].append(a.steps * a.batch / (time.perf_counter() - began))
         memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
         yield {
-            "method": method, "network": network, "side": side, "batch": batch, "images": data.n, "streams": len(table),
-            "opened_seconds": opened, "images_per_second": found, "device_memory": memory,
+            "method": method, "network": a.network, "side": a.side, "batch": a.batch, "images": data.n,
+            "streams": len(table), "opened_seconds": opened, "images_per_second": found, "device_memory": memory,
             "store_by_device": statistics.median(s / d for s, d in zip(found["store"], found["device"], strict=True)),
         }  # fmt: skip
 
@@ -333,6 +349,8 @@ def main() -> None:
     parser.add_argument("--network", default="tiny", help="tiny, or a backbone timm/NAME")
     parser.add_argument("--epochs", type=count, default=2, help="of memory")
     parser.add_argument("--steps", type=count, default=100, help="steps of a round")
+    parser.add_argument("--methods", default="cc,crosel", help="of steps")
+    parser.add_argument("--seconds", type=count, default=36_000, help="after which memory interrupts a run")
     parser.add_argument("--sizes", default="2,4", help="numbers of ranks")
     parser.add_argument("--method", default="cc")
     parser.add_argument("--out", type=Path)
@@ -358,9 +376,9 @@ def main() -> None:
     elif a.what == "rates":
         rows = [rates(a.source.resolve(), a.side, a.part, a.rounds)]
     elif a.what == "steps":
-        rows = steps(a.source.resolve(), a.side, a.batch, a.steps, a.rounds, a.network)
+        rows = steps(a.source.resolve(), a)
     else:
-        rows = memory(a.source.resolve(), a.side, a.limit, a.batch, a.network, a.epochs)
+        rows = memory(a.source.resolve(), a)
     for row in rows:
         add({"benchmark": a.what} | row | {"load": os.getloadavg()[0]} | origin("gpu", "cpu_count"), a.out)
         print(json.dumps(row))
