@@ -9,7 +9,7 @@ import sys
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,15 @@ def run_cli(*args: object) -> Result:
     finally:
         sys.argv = old
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def run_in_process(runs: Any, options: Any, progress: Any, stop: Any) -> Iterator[Any]:
+    """An executor of `crosel bench` without processes, which are tested in tests/bench/test_bench.py and take time."""
+    from crosel.bench import run_one
+
+    for run in runs:
+        progress.started(run)
+        yield run_one(run, options.folder(run), options.device, options.trust_code)
 
 
 def small_arrays(n: int = 96, images: bool = True, seed: int = 0, test: int = 64) -> dict[str, Any]:

@@ -10,21 +10,14 @@ from pathlib import Path
 import pytest
 from _made import make_run
 from _runs import untimed
-from _support import CroselCli
+from _support import CroselCli, run_in_process
 
-from crosel.bench import EXECUTORS, expand, read_suite, run_one, suites
+from crosel.bench import EXECUTORS, expand, read_suite, suites
 
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs run in this process: processes of their own are tested elsewhere, and take their time."""
-
-    def here(runs, options, progress, stop):  # type: ignore[no-untyped-def]
-        for run in runs:
-            progress.started(run)
-            yield run_one(run, options.folder(run), options.device, options.trust_code)
-
-    monkeypatch.setitem(EXECUTORS, "local", here)
+    monkeypatch.setitem(EXECUTORS, "local", run_in_process)
 
 
 def test_a_suite_from_start_to_tables(tmp_path: Path, crosel_cli: CroselCli) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 from _blocks import PAGES, ROOT, SHOWN, Block, Reader, blocks_of, check_output, commands, goes_on_from
-from _support import run_cli
+from _support import run_cli, run_in_process
 
-from crosel.bench import suites
+from crosel.bench import EXECUTORS, suites
 from crosel.cli import app as cli
 from crosel.config import build_config
 from crosel.data.formats import FORMATS
@@ -44,7 +44,8 @@ Follow = Callable[[str], Reader]
 def follow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follow]:
     """Follow a page once; pages that go on from another begin with a copy of its folder."""
     done: dict[str, Reader] = {}
-    before, known, formats = Path.cwd(), dict(methods()), list(FORMATS)
+    before, known, formats, local = Path.cwd(), dict(methods()), list(FORMATS), EXECUTORS["local"]
+    EXECUTORS["local"] = run_in_process
 
     def follow_page(page: str) -> Reader:
         if page not in done:
@@ -68,6 +69,7 @@ def follow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follow]:
     base._METHODS.clear()
     base._METHODS.update(known)
     FORMATS[:] = formats
+    EXECUTORS["local"] = local
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)])
