@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 
 from crosel.config import build_config
 from crosel.data import Dataset
-from crosel.data.annotate import draw_candidates, with_weights
+from crosel.data.candidates import draw_candidates, with_weights
 from crosel.data.dataset import hold_out, only_rows
 from crosel.runs.result import Result
 from crosel.training.build import build_session, resolve

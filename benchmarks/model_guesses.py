@@ -22,8 +22,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from crosel import CroSelClassifier, PartialLabelClassifier
-from crosel.data.annotate import apply_annotation_rule
-from crosel.data.candidates import parse_rule
+from crosel.data.candidates import apply_annotation_rule, parse_rule
 
 N, EPOCHS, WARMUP = 1400, 30, 15
 RULES = ("top-p:p=0.5", "top-p:p=0.7", "top-p:p=0.9", "top-m:m=2", "top-m:m=3")

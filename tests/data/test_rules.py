@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crosel.data import candidates, draw_candidates, full_rule, load, with_classes_of
-from crosel.data.annotate import at_least, top_m, top_p
-from crosel.data.candidates import parse_rule
+from crosel.data.candidates import at_least, parse_rule, top_m, top_p
 from crosel.data.dataset import hold_out, make_dataset
 from crosel.data.settings import DataSettings
 from crosel.data.tree import read_tree

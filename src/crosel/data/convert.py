@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.annotate import draw_candidates, with_weights
+from crosel.data.candidates import draw_candidates, with_weights
 from crosel.data.dataset import Dataset
 from crosel.data.formats.npz import write_npz
 from crosel.data.settings import DataSettings, OnImages

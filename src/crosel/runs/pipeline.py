@@ -20,7 +20,7 @@ from torch import Tensor
 
 from crosel.config import RunConfig
 from crosel.data import Dataset, draw_candidates, with_classes_of
-from crosel.data.annotate import with_weights
+from crosel.data.candidates import with_weights
 from crosel.data.convert import summarise
 from crosel.errors import Interrupted, UserError
 from crosel.nn.factory import network_name
