@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from _support import run_in_process
 from _terminal import Terminal
 
 from crosel.bench import (
@@ -29,7 +30,6 @@ from crosel.bench import (
     expand,
     parse_suite,
     read_suite,
-    run_one,
     run_suite,
 )
 from crosel.bench.execution import BenchScreen
@@ -50,18 +50,9 @@ def tiny(grid: dict[str, Any], base: dict[str, Any] | None = None, seeds: int = 
     return parse_suite({"base": {**TINY, **(base or {})}, "grid": grid, "seeds": seeds}, "tiny", "tiny.yaml")
 
 
-def here(
-    runs: Sequence[BenchRun], options: Options, progress: BenchScreen, stop: Callable[[], bool]
-) -> Generator[RunResult, None, None]:
-    """An executor in this process: what another one, as on a cluster, has to do."""
-    for run in runs:
-        progress.started(run)
-        yield run_one(run, options.folder(run), options.device, options.trust_code)
-
-
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "here", here)
+    monkeypatch.setitem(EXECUTORS, "here", run_in_process)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -221,7 +212,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pyt
     assert "the state is saved" in last_line(tmp_path / "logs" / "digits-q0.3--cc-seed0.log")
 
     times = [row["seconds"] for row in RunFolder(folders[0]).read_metrics()]
-    monkeypatch.setitem(EXECUTORS, "here", here)
+    monkeypatch.setitem(EXECUTORS, "here", run_in_process)
     assert [result.status for result in run_suite(suite, tmp_path, seeds=1, on="here", device="cpu")] == ["done"]
     rows = RunFolder(folders[0]).read_metrics()
     assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
@@ -233,12 +224,10 @@ def test_a_killed_bench_takes_its_runs_with_it(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     # A parent that is nothing but a parent starts sooner than a whole bench would.
     code = (
-        "import os, subprocess, sys; "
-        "words = [word.replace('PARENT', str(os.getpid())) for word in sys.argv[2:]]; "
-        "subprocess.run(words, stderr=open(sys.argv[1], 'w'))"
+        "import subprocess, sys; from crosel.utils.system import child_environment; "
+        "subprocess.run(sys.argv[2:], stderr=open(sys.argv[1], 'w'), env=child_environment())"
     )
-    words = [word if word != "-1" else "PARENT" for word in command(run, folder, "cpu", -1)]
-    parent = subprocess.Popen([sys.executable, "-c", code, str(log), *words])
+    parent = subprocess.Popen([sys.executable, "-c", code, str(log), *command(run, folder, "cpu")])
     try:
         wait_for(lambda: epochs_done(folder) >= 1)
     finally:

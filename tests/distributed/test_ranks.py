@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from crosel.errors import RankLost, UserError
 from crosel.methods import methods
-from crosel.nn.sync_batch_norm import convert_sync_batch_norm
+from crosel.nn.networks import convert_sync_batch_norm
 from crosel.training.checkpoint import load_newest
 from crosel.utils.distributed import (
     SINGLE_PROCESS,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crosel.augment import AugmentSettings, ImageView, Op, make_views
 from crosel.augment.policies import POLICIES, policy_entries, policy_value, strong_entries, strong_value
-from crosel.augment.transforms import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
+from crosel.augment.views import ColourJitter, Cutout, FlipCrop, PolicyOps, RandomOps, ResizedCrop
 from crosel.config import build_config
 
 torch.set_num_threads(1)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crosel.nn import fused
-from crosel.nn.networks import ResNet18, WideResNet, forward_split_bn
-from crosel.nn.sync_batch_norm import convert_sync_batch_norm
+from crosel.nn.networks import ResNet18, WideResNet, convert_sync_batch_norm, forward_split_bn
 from crosel.utils.distributed import SINGLE_PROCESS
 
 torch.set_num_threads(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from crosel.augment.ops import Op, OpTable
 from crosel.augment.policies import AugmentSettings
-from crosel.augment.transforms import Draw
-from crosel.augment.views import FeatureView, ImageView, View, make_views
+from crosel.augment.views import Draw, FeatureView, ImageView, View, make_views
 
 __all__ = ["AugmentSettings", "Draw", "FeatureView", "ImageView", "Op", "OpTable", "View", "make_views"]

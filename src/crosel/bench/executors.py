@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,10 +20,9 @@ from typing import Any
 from crosel.bench.execution import GRACE, BenchScreen, Executor, Options, RunResult, Status, last_row, run_one
 from crosel.bench.suite import BenchRun
 from crosel.errors import UserError
-from crosel.utils.child import child_command
 from crosel.utils.files import TEMPORARY, atomic_write, disk_errors, make_folder, make_own_folder
 from crosel.utils.reading import WRITE, open_plain, read_file, read_run_text
-from crosel.utils.system import ask_to_stop, memory_limit
+from crosel.utils.system import ask_to_stop, child_environment, memory_limit
 from crosel.utils.text import choose_from
 
 POLL = 0.1  # seconds between looks at the processes
@@ -80,23 +80,22 @@ def devices(device: str, jobs: int) -> list[str]:
     return [device] * jobs
 
 
-def command(run: BenchRun, folder: Path, device: str, parent: int, trust_code: bool = False) -> list[str]:
-    """A run as a command that lives no longer than the process `parent`, by which it must be started."""
+def command(run: BenchRun, folder: Path, device: str, trust_code: bool = False) -> list[str]:
     flags = ["--device", device, "--resume", "--out", str(folder), *(["--trust-code"] if trust_code else [])]
-    return child_command(parent, "train", *run.arguments, *flags)
+    return [sys.executable, "-m", "crosel", "train", *run.arguments, *flags]
 
 
 def start(run: BenchRun, options: Options, device: str) -> Process:
     log = options.out / "logs" / f"{run.name.replace('/', '--')}.log"
     make_own_folder(log.parent)
     make_folder(options.folder(run).parent)
-    environment = dict(os.environ)
+    environment = child_environment()
     if options.jobs > 1:  # several runs with a thread for each core get in each other's way
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     with disk_errors(log), open(open_plain(log, links=False, flags=WRITE), "wb") as stream:
         # In a group of its own, so that a terminal's Ctrl-C comes to us alone and each run is asked once.
         popen = subprocess.Popen(
-            command(run, options.folder(run), device, os.getpid(), options.trust_code),
+            command(run, options.folder(run), device, options.trust_code),
             stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True,
         )  # fmt: skip
     return Process(run, popen, log, device, time.monotonic())

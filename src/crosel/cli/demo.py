@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from crosel.cli.options import Device, option
 from crosel.errors import UserError
-from crosel.utils.child import child_command
 from crosel.utils.console import Console
 from crosel.utils.files import atomic_write, disk_errors
+from crosel.utils.system import child_environment
 from crosel.utils.text import percent
 
 if TYPE_CHECKING:
@@ -95,10 +94,11 @@ def _train_and_compare(out: Path, device: torch.device) -> None:
 @contextmanager
 def _in_background(method: str, out: Path, device: torch.device) -> Iterator[subprocess.Popen[str]]:
     """Train with another method in a child process, which ends with the block or with us."""
-    command = ["train", "digits", "--preset", PRESET, "--candidates", RULE, "--method", method]
+    words = ["train", "digits", "--preset", PRESET, "--candidates", RULE, "--method", method]
+    words += ["--device", str(device), "--out", str(out)]
     process = subprocess.Popen(
-        child_command(os.getpid(), *command, "--device", str(device), "--out", str(out)),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "crosel", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**child_environment(), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
         yield process

@@ -18,7 +18,7 @@ import typer
 
 from crosel.errors import Diverged, Interrupted, RankLost, RankZeroFailed, UserError, on_one_line
 from crosel.utils.console import log_lines
-from crosel.utils.system import WINDOWS
+from crosel.utils.system import WINDOWS, stop_with_parent
 
 
 def run_app(app: typer.Typer) -> None:
@@ -26,6 +26,7 @@ def run_app(app: typer.Typer) -> None:
     # typer brings its own click from some version on; its exceptions are reached through those it exports.
     usage_error = typer.BadParameter.__mro__[1]
     stop = _Stop()
+    stop_with_parent()
     _open_closed_streams()
     _let_waiting_threads_sleep()
     try:

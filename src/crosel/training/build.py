@@ -42,7 +42,7 @@ from crosel.nn.factory import (
     user_code_error,
 )
 from crosel.nn.fine_tuning import FineTuned
-from crosel.nn.sync_batch_norm import convert_sync_batch_norm
+from crosel.nn.networks import convert_sync_batch_norm
 from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.devices import computes_in_bf16, inputs_stay_on_host
 from crosel.training.session import Session

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from importlib import import_module
 from typing import Any
 
@@ -79,6 +80,29 @@ def ask_to_stop() -> None:
         signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there, whatever handler it has
     else:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+_PARENT = "CROSEL_PARENT"  # the number of the process that a command must not outlive
+
+
+def child_environment() -> dict[str, str]:
+    """For a command of ours that saves its state and stops when this process is gone: a killed bench would leave runs
+    behind that still hold their folders when it is started again."""
+    return {**os.environ, _PARENT: str(os.getpid())}
+
+
+def stop_with_parent() -> None:
+    """Send ourselves SIGTERM once the process of `child_environment` is gone: we then have another parent."""
+    parent = os.environ.pop(_PARENT, "")
+    if WINDOWS or not parent:  # Windows: a parent need not be the starting process, and its number never changes
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(0.2)
+        ask_to_stop()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def processes_here() -> int:
