@@ -19,14 +19,14 @@ def test_a_few_kills_over_some_methods(tmp_path: Path) -> None:
 
 
 def test_a_few_kills_while_images_are_written_to_disk_and_read(tmp_path: Path) -> None:
-    score = stores.soak(tmp_path, kills=4, seed=4)
-    assert score["kills"] == 4
+    score = stores.soak(tmp_path, kills=2, seed=4)
+    assert score["kills"] == 2
     assert score["finished"] >= 1
 
 
 def test_a_few_kills_while_images_are_embedded(tmp_path: Path) -> None:
-    score = embeddings.soak(tmp_path, kills=4, seed=4)
-    assert score["kills"] == 4
+    score = embeddings.soak(tmp_path, kills=2, seed=4)
+    assert score["kills"] == 2
     assert score["finished"] >= 1
 
 

@@ -27,12 +27,11 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("name", "then", "said"),
     [
-        ("return wanted(**given)", "stopped; the state is saved"),
-        ("raise AttributeError('matrix')", "crosel: stopped\n"),
+        ("SIGINT", "return wanted(**given)", "stopped; the state is saved"),
+        ("SIGTERM", "raise AttributeError('matrix')", "crosel: stopped\n"),
     ],
     ids=["and goes on", "and is of no use"],
 )
