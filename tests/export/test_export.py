@@ -22,7 +22,7 @@ from crosel.training.trainer import predicted_probabilities
 
 onnxruntime = pytest.importorskip("onnxruntime")
 RELEASE = Path(__file__).parents[1] / "compat" / "release-0.1.0"
-SHORT = ("--set", "train.epochs=1", "--set", "train.batch_size=16", "--set", "network.width=4")
+SHORT = ("--set", "train.epochs=1", "--set", "train.batch_size=16", "--set", "network.width=4", "--folds", "0")
 # Every network, and methods with one network and with two.
 RUNS = {
     "small-cnn": ("crosel", "images", ()),

@@ -138,7 +138,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> FakeDisplay:
 
 def fit(**options: Any) -> CroSelClassifier:
     arrays = small_arrays(images=False)
-    clf = CroSelClassifier(epochs=3, warmup=1, network="mlp", device="cpu", **options)
+    clf = CroSelClassifier(epochs=3, warmup=1, network="mlp", folds=0, device="cpu", **options)
     return clf.fit(arrays["x"], arrays["candidates"])
 
 

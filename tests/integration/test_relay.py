@@ -58,7 +58,7 @@ def test_so_does_one_with_muon(
 
 def test_two_legs_are_one_run(tiny_run: TinyRun, tmp_path: Path, crosel_cli: CroselCli) -> None:
     """Processes of their own, stopped by a signal; the parts go through the door in several calls."""
-    command, first, second = (*tiny_run.command, "--set", "train.epochs=40"), tmp_path / "first", tmp_path / "second"
+    command, first, second = (*tiny_run.command, "--set", "train.epochs=20"), tmp_path / "first", tmp_path / "second"
     assert crosel_cli(*command, "--out", tmp_path / "unbroken").code == 0
     there = leg(first, command[1:], lambda: (first / "metrics.jsonl").is_file() and len(metrics(first)) > 0)
     assert there.startswith("epoch ")

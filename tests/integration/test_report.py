@@ -116,7 +116,14 @@ def train(out: Path, arrays: dict[str, Any], *settings: str, method: str = "cc")
     np.savez(source, **arrays)
     config = build_config(
         values={"source": str(source), "method": {"name": method}},
-        settings=("train.epochs=3", "train.batch_size=16", "network.name=mlp", "network.hidden=[8]", *settings),
+        settings=(
+            "train.epochs=3",
+            "train.batch_size=16",
+            "train.folds=0",
+            "network.name=mlp",
+            "network.hidden=[8]",
+            *settings,
+        ),
     )
     train_run(config, out, pick_device("cpu"))
     return out

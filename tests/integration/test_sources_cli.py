@@ -17,7 +17,7 @@ from PIL import Image
 
 N, K = 40, 10
 QUICK = (
-    "--set", "train.epochs=3", "--set", "train.batch_size=20", "--set", "network.width=2",
+    "--set", "train.epochs=3", "--set", "train.batch_size=20", "--set", "train.folds=0", "--set", "network.width=2",
     "--set", "network.hidden=[8]", "--set", "method.warmup=1", "--set", "method.bank_length=1",
     "--set", "method.gamma=0.2", "--set", "data.image_size=8", "--set", "data.cache=false", "--device", "cpu",
     *(part for item in PAPER_SETS for part in ("--set", item)),
