@@ -11,7 +11,7 @@ import pytest
 from _files import picture, put, read, refused, sets_of
 
 from crosel.data import DataSettings, draw_candidates
-from crosel.data.columns import guess_kind
+from crosel.data.formats.csv import guess_kind
 from crosel.data.sources import read_inputs
 from crosel.errors import UserError
 from crosel.utils.system import MAX_LINE

@@ -26,8 +26,7 @@ from crosel.report.charts import (
     spread,
 )
 from crosel.report.figures import principal_components
-from crosel.report.gallery import _bars, _round_robin, groups
-from crosel.report.html import confusion_counts
+from crosel.report.html import _bars, _round_robin, confusion_counts, groups
 from crosel.report.run import Run, read_runs
 from crosel.report.svg import DARK, LIGHT
 from crosel.runs.folder import RunFolder

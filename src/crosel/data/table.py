@@ -1,9 +1,10 @@
-"""Rows of a file in memory: the columns with a role, and numbers."""
+"""Which column of a table holds what, and its rows in memory: the columns with a role, and numbers."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from crosel.data.dataset import LABELS_UNUSED, Array, Dataset, first_place, make_dataset
 from crosel.data.embeddings import NEEDS_BACKBONE, embed_texts
-from crosel.data.images import ImageSource, StoredImage, bad_inputs_note, read_usable_images
+from crosel.data.images import ImageSource, StoredImage, bad_inputs_note, ends_as_image, read_usable_images
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
 from crosel.data.vocabulary import (
@@ -33,6 +34,62 @@ from crosel.errors import UserError
 from crosel.utils.text import did_you_mean, has_control_characters, quoted
 
 T = TypeVar("T")
+
+
+# --- which column holds what ----------------------------------------------------------------------------------------
+
+# Columns with a role, under the names that tools give them.
+ROLES = {
+    "path": "path", "image": "path", "filename": "path", "id": "id", "task": "id", "item": "id",
+    "candidates": "candidates", "label": "label", "weight": "weight", "split": "split",
+    "worker": "worker", "annotator": "worker", "truth": "truth", "text": "text",
+}  # fmt: skip
+ANNOTATOR = re.compile(r"(annotator|worker|reader|rater|expert|label)[ _-]?\w*", re.IGNORECASE)  # a column of votes
+NAME_THEM = "--set data.annotators=[NAME,NAME]"
+OUR_LABELS = {"id", "label", "confidence", "selected", "candidates", "flag"}  # columns of what `crosel labels` writes
+ALL_ROWS = "a task must have the same in all its rows"
+SETS = {"candidates", "weight"}  # roles with which a row is an example with its set
+
+
+def refuse_our_labels(names: Iterable[str], path: Path) -> None:
+    """Labels that we wrote look like data, but what they are labels of is not in them."""
+    if set(names) - {"outside_label"} == OUR_LABELS:
+        raise UserError(
+            f"{path}, line 1: these are labels that crosel wrote, without the examples themselves; give the source "
+            "that the run was trained on. To train on the labels: crosel train SOURCE --corrections LABELS.csv"
+        )
+
+
+def column_roles(header: Sequence[str], path: Path, line: int = 1) -> dict[str, int]:
+    """Which column holds what; two columns of one role are an error."""
+    found: dict[str, int] = {}
+    for column, name in enumerate(header):
+        role = ROLES.get(name.lower())
+        if role is None:
+            continue
+        if role in found:
+            both = f"{quoted(header[found[role]])} and {quoted(name)}"
+            raise UserError(f"{path}, line {line}, column {column + 1}: {both} mean the same; rename one")
+        found[role] = column
+    return found
+
+
+def are_votes(known: Collection[str]) -> bool:
+    """Whether rows with columns of these roles are votes, one a row; several are about one example."""
+    return {"worker", "label"} <= set(known) and not {"id", "path"}.isdisjoint(known) and SETS.isdisjoint(known)
+
+
+def refuse_unnamed_images(row: Mapping[str, Any], place: str) -> None:
+    """Columns that are taken for features or votes, although the first row has the name of an image there."""
+    for name, cell in row.items():
+        if isinstance(cell, str) and ends_as_image(cell.strip()):
+            raise UserError(
+                f"{place}, column {quoted(name)}: {quoted(cell)} seems to be an image; "
+                "name the column 'path', or drop it"
+            )
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.columns import ALL_ROWS, ANNOTATOR, NAME_THEM
 from crosel.data.dataset import Array, Dataset, make_dataset, only_rows
 from crosel.data.embeddings import OR_SKIP
 from crosel.data.images import SUFFIXES, bad_inputs_note
 from crosel.data.settings import DataSettings, OnImages
 from crosel.data.store import Examples
 from crosel.data.table import (
+    ALL_ROWS,
+    ANNOTATOR,
+    NAME_THEM,
     Table,
     image_root,
     index_of,

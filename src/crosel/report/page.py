@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 import crosel
 from crosel.report import figures, html, svg
-from crosel.report.gallery import galleries
-from crosel.report.html import pct, section, table, thumbnail
+from crosel.report.html import galleries, pct, section, table, thumbnail
 from crosel.report.run import Run
 from crosel.report.svg import Figure
 from crosel.runs.result import Result

@@ -24,7 +24,7 @@ from crosel.errors import UserError
 from crosel.runs.result import TrainingSet
 from crosel.training import checkpoint
 from crosel.training.build import build_session, choose_encoder, data_settings
-from crosel.training.callbacks import Row, check_row
+from crosel.training.callbacks import Callback, Row, check_row
 from crosel.training.session import Session
 from crosel.utils.files import (
     TEMPORARY,
@@ -369,7 +369,7 @@ def writes_behind(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class Recorder:
+class Recorder(Callback):
     """A callback of the training loop. An epoch gets into the metrics only when its checkpoint is on the disk."""
 
     def __init__(self, run: Path) -> None:
@@ -377,9 +377,6 @@ class Recorder:
         self.metrics = run / "metrics.jsonl"
         self._writer = checkpoint.AsyncWriter()
         self._rows: list[Row] = []  # of an epoch whose checkpoint is under way
-
-    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        pass
 
     def on_checkpoint(self, session: Session) -> None:
         self.wait()

@@ -20,7 +20,7 @@ from crosel.data.dataset import only_rows
 from crosel.errors import Diverged, UserError
 from crosel.nn.factory import NetworkFactory
 from crosel.training.build import build_session
-from crosel.training.callbacks import Callback, Row
+from crosel.training.callbacks import Callback
 from crosel.training.session import Session
 from crosel.training.trainer import fit, predicted_probabilities
 from crosel.utils.console import Console
@@ -118,7 +118,7 @@ def _held_out(
     return found
 
 
-class _Progress:
+class _Progress(Callback):
     """One bar for all folds, as a callback of the training loop."""
 
     def __init__(self, console: Console, fold: int, folds: int) -> None:
@@ -128,9 +128,6 @@ class _Progress:
         epochs = session.config.train.epochs
         done = self.fold + ((epoch - 1) * session.steps + step) / (epochs * session.steps)
         self.console.show(f"part {self.fold + 1}/{self.folds}  epoch {epoch}/{epochs}", done, self.folds)
-
-    def on_checkpoint(self, session: Session) -> None: ...
-    def on_epoch(self, session: Session, row: Row) -> None: ...
 
 
 # --- the file, from which a killed run goes on with the next fold -------------------------------------------------

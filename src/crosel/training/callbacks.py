@@ -56,16 +56,20 @@ def check_row(row: Any) -> Row:
 
 
 class Callback(Protocol):
-    """Told how a run goes: the run folder, the progress line, loggers. Each does only what it has a use for."""
+    """Told how a run goes: the run folder, the progress line, loggers. Derived from this, each defines only what it has
+    a use for."""
 
     def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
         """Every `train.log_every` steps: the mean loss of the epoch so far."""
+        return
 
     def on_checkpoint(self, session: Session) -> None:
         """The state may be saved: after every epoch, and where a run is stopped inside one."""
+        return
 
     def on_epoch(self, session: Session, row: Row) -> None:
         """After every epoch: its line of metrics."""
+        return
 
 
 class Logger(Protocol):
@@ -125,7 +129,7 @@ def check_loggers(names: Iterable[str]) -> None:
             raise UserError(f"--logger {name} needs {name}, which is not installed: pip install {name}") from None
 
 
-class LoggerCallback:
+class LoggerCallback(Callback):
     """Hands every epoch's numbers to a logger; whatever it does, the run goes on."""
 
     def __init__(self, name: str, folder: Path, session: Session) -> None:
@@ -143,12 +147,6 @@ class LoggerCallback:
             lines = str(error).splitlines()
             reason = lines[0] if lines else type(error).__name__
             logger.warning(f"{self._name} failed ({reason}) and is switched off; metrics.jsonl has everything")
-
-    def on_step(self, session: Session, epoch: int, step: int, loss: float) -> None:
-        pass
-
-    def on_checkpoint(self, session: Session) -> None:
-        pass
 
     def on_epoch(self, session: Session, row: Row) -> None:
         if self._logger is not None:

@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosel.data.columns import column_roles, refuse_our_labels
 from crosel.data.formats.base import Chunk, InputSpec
 from crosel.data.formats.rows import Numbers, RowFormat, Rows
 from crosel.data.images import StoredImage
 from crosel.data.settings import DataSettings, TableKind
-from crosel.data.table import Table
+from crosel.data.table import Table, column_roles, refuse_our_labels
 from crosel.data.text import read_json
 from crosel.errors import UserError
 from crosel.utils.reading import check_plain

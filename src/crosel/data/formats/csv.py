@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from crosel.data.columns import (
-    NAME_THEM,
-    column_roles,
-    guess_kind,
-    named_columns,
-    other_columns,
-    refuse_data_as_names,
-    refuse_our_labels,
-    refuse_unnamed_images,
-    vote_columns,
-)
 from crosel.data.formats.base import InputSpec
 from crosel.data.formats.rows import Numbers, RowFormat, Rows, input_role
 from crosel.data.settings import DataSettings, TableKind
-from crosel.data.table import Table
-from crosel.data.text import CsvFile, is_number
-from crosel.data.vocabulary import NO_VOTE
+from crosel.data.table import (
+    ANNOTATOR,
+    NAME_THEM,
+    SETS,
+    Table,
+    are_votes,
+    column_roles,
+    refuse_our_labels,
+    refuse_unnamed_images,
+)
+from crosel.data.text import NO_NAMES, CsvFile, is_number
+from crosel.data.vocabulary import NO_VOTE, label_names
 from crosel.errors import UserError
-from crosel.utils.text import did_you_mean, quoted
+from crosel.utils.text import did_you_mean, quoted, some_of
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 12  # columns that an error names
 _LOOK_AT = 200  # rows that show which columns hold votes, where there are features beside them
 _WHICH_ARE_VOTES = f"; if this column holds votes, name all columns with votes: {NAME_THEM}"
 _LONG_VOTES = "; if rows are votes, name their columns task, worker and label"
@@ -196,3 +195,141 @@ def _whole_numbers(cells: list[str]) -> list[str]:
     if not all(map(_WHOLE.fullmatch, said)):  # ends with the first of most other columns
         return cells
     return [cell.strip().removesuffix(".0") for cell in cells]
+
+
+# --- what a file holds: by its header, and, where that does not show it, by its first cells -------------------------
+
+
+def other_columns(header: Sequence[str], known: Mapping[str, int]) -> list[int]:
+    """Columns that have a name, but no role."""
+    return [column for column, name in enumerate(header) if name and column not in known.values()]
+
+
+def refuse_data_as_names(names: Sequence[str], path: Path) -> None:
+    """Whole numbers may be names, as pandas writes 0, 1, 2; but 5.1 is none."""
+    if all(map(is_number, names)) and any(map(_is_fraction, names)):
+        raise UserError(f"{path}, line 1: {quoted(names[0])} is not a column name; {NO_NAMES}")
+
+
+def _is_fraction(cell: str) -> bool:
+    return is_number(cell) and cell.strip().lower() not in NO_VOTE and not float(cell).is_integer()
+
+
+def guess_kind(
+    path: Path, header: list[str], rows: Sequence[Sequence[str]], known: Mapping[str, int] | None = None
+) -> TableKind:
+    """What a csv file holds, by its header; where only other columns are left, by its first rows."""
+    known = column_roles(header, path) if known is None else known
+    others = other_columns(header, known)
+    if are_votes(known):
+        return "votes"
+    if "candidates" in known or "weight" in known:
+        return "table"
+    named = [column for column in others if ANNOTATOR.fullmatch(header[column])]
+    if others and named == others:
+        return "wide-votes"
+    if "label" in known:
+        if "worker" in known and SETS.isdisjoint(known) and (name := _id_column(header, others, rows)):
+            raise UserError(
+                f"{path}, line 1: votes need a column 'id', which says what they are about; if that is {quoted(name)}, "
+                "call it 'id'"
+            )
+        return "table"
+    if "worker" in known and not named:
+        raise UserError(
+            f"{path}, line 1: {quoted(header[known['worker']])} says who voted; name the column of the labels 'label'"
+        )
+    if known.keys() & {"id", "path", "text"} and others:
+        if named and not any(_is_fraction(row[column]) for row in rows for column in named):
+            return "wide-votes"
+        if len(others) == 1 and is_number(rows[0][others[0]]) and "truth" not in known:
+            raise UserError(
+                f"{path}, line 1: {quoted(header[others[0]])} alone is not a table of scores, which has a column "
+                "for each class; if it holds labels, name it 'label'"
+            )
+        cells = {row[column].strip().lower() for row in rows for column in others}
+        numbers = all(is_number(rows[0][column]) for column in others)
+        if numbers and "truth" in known:
+            labels = {row[known["truth"]].strip().lower().removesuffix(".0") for row in rows} - NO_VOTE
+            if labels and labels.isdisjoint(header[column].lower() for column in others):  # else these are scores
+                return _features_beside_truth(path, labels, cells)
+        _refuse_coded_votes(path, cells)
+        return "scores" if numbers else "wide-votes"
+    if "truth" in known:
+        return "table"
+    if near := did_you_mean("candidates", header):
+        raise UserError(f"{path}, line 1: there is no column 'candidates'{near}; rename the column that holds the sets")
+    name = _id_column(header, others, rows)
+    hint = f"If {quoted(name)} says which example a row is about, call it 'id'. " if name else ""
+    raise UserError(
+        f"{path}, line 1: cannot read '{path.suffix}' without a column 'candidates' or 'label', or an 'id' or "
+        f"'path' with votes or scores next to it; it has {some_of([quoted(name) for name in header], SHOWN)}. "
+        f"{hint}If some are annotators: {NAME_THEM}"
+    )
+
+
+def _id_column(header: Sequence[str], columns: Sequence[int], rows: Sequence[Sequence[str]]) -> str:
+    """Which column may say what a row is about, under a name of its own: the first of words, or the only one."""
+    words = [column for column in columns if not all(is_number(row[column]) for row in rows)]
+    for column in words or columns[: len(columns) == 1]:
+        if len({row[column] for row in rows}) > 1:
+            return header[column]
+    return ""
+
+
+def _features_beside_truth(path: Path, labels: set[str], cells: set[str]) -> TableKind:
+    """Numbers beside true labels are features; but whole ones may be votes by number of the class."""
+    if labels <= cells and not any(map(_is_fraction, cells)):
+        raise UserError(
+            f"{path}: whole numbers, true labels among them, may be votes or features; say which: "
+            "--set data.format=wide-votes or --set data.format=table"
+        )
+    return "table"
+
+
+def _refuse_coded_votes(path: Path, cells: set[str]) -> None:
+    """Numbers alone are scores; but whole ones, of which some say "no vote", may be votes by number of the class."""
+    if cells & NO_VOTE and all(cell in NO_VOTE or (is_number(cell) and not _is_fraction(cell)) for cell in cells):
+        none = "blank" if "" in cells else next(iter(sorted(cells & NO_VOTE)))
+        raise UserError(
+            f"{path}: whole numbers, some of them {none}, may be votes or scores; say which: "
+            "--set data.format=wide-votes or --set data.format=scores"
+        )
+
+
+def vote_columns(
+    path: Path, header: Sequence[str], others: Sequence[int], rows: Sequence[Sequence[str]], separator: str
+) -> list[int]:
+    """Columns of votes among columns of features: annotators by their name, and all whose cells are not numbers."""
+    said = {column: {cell for row in rows if (cell := row[column].strip()).lower() not in NO_VOTE} for column in others}
+    numbers = [column for column in others if said[column] and all(map(is_number, said[column]))]
+    named = [column for column in others if ANNOTATOR.fullmatch(header[column])]
+    votes = [column for column in others if column in named or column not in numbers]
+    labels = {label for column in votes for cell in said[column] for label in _cell_labels(cell, separator)}
+    unclear = [column for column in numbers if column not in votes]
+    if named or not any(map(is_number, labels)) or not unclear:
+        return votes
+    # Classes that are numbers (1|7), or a feature with a word in it (n/a): numbers beside these may be either.
+    if all(said[column] <= labels for column in unclear):
+        return list(others)
+    raise UserError(
+        f"{path}, line 1: {quoted(header[unclear[0]])} may hold votes or a feature, since numbers are among the votes "
+        f"of other columns; name the columns that hold votes: {NAME_THEM}"
+    )
+
+
+def _cell_labels(cell: str, separator: str) -> Sequence[str]:
+    try:
+        return label_names(cell, separator)
+    except ValueError:  # reported with its place when votes are read
+        return [cell]
+
+
+def named_columns(path: Path, header: Sequence[str], names: Sequence[str]) -> list[int]:
+    for name in names:
+        if name not in header:
+            raise UserError(
+                f"{path}, line 1: there is no column {quoted(name)} of votes{did_you_mean(name, header)}; "
+                "change data.annotators"
+            )
+    return [header.index(name) for name in names]

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from crosel.data.columns import ROLES, column_roles, refuse_our_labels
 from crosel.data.formats.rows import Numbers, RowFormat, Rows
+from crosel.data.table import ROLES, column_roles, refuse_our_labels
 from crosel.data.text import json_objects
 from crosel.errors import UserError
 from crosel.utils.text import counted, quoted

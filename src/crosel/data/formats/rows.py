@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from crosel.data.columns import ALL_ROWS, are_votes, refuse_unnamed_images
 from crosel.data.dataset import Dataset
 from crosel.data.embeddings import NEEDS_BACKBONE, Embedder, embed_texts
 from crosel.data.formats.base import Chunk, Format, InputSpec, image_chunks
 from crosel.data.images import ImageSource, StoredImage
 from crosel.data.settings import DataSettings, OnImages, TableKind
 from crosel.data.table import (
+    ALL_ROWS,
     Table,
+    are_votes,
     as_features,
     check_test_labels,
     image_path,
     optional_labels,
     own_ids,
+    refuse_unnamed_images,
     sets_dataset,
     split_rows,
     table_inputs,
