@@ -241,7 +241,7 @@ def test_npz_with_and_without_labels_and_test_data(
 ) -> None:
     data = small_arrays(48, images)
     np.savez(tmp_path / "data.npz", **{key: data[key] for key in keys})
-    settings = ["--set", "train.epochs=3", "--set", "network.width=4", "--set", "network.hidden=[16]"]
+    settings = ["--folds", "0", "--set", "train.epochs=3", "--set", "network.width=4", "--set", "network.hidden=[16]"]
     if method == "crosel":
         settings += ["--set", "method.warmup=1", "--set", "method.bank_length=1", "--set", "method.gamma=0"]
     if "candidates" not in keys:
