@@ -29,8 +29,9 @@ from crosel.runs.pipeline import train_run
 from crosel.runs.result import Result
 
 METHODS = ("crosel", "true labels", "proden", "cc")  # in the order in which they are run
-Draw = Callable[[np.ndarray, int], np.ndarray]  # rows and the number of the draw -> candidate sets
-WriteSource = Callable[[str, np.ndarray, np.ndarray], Path]  # stem, rows, sets -> the file, the last rows for testing
+# Rows and the number of the draw -> candidate sets [rows, k], or weights of the candidates, which are above 0.
+Draw = Callable[[np.ndarray, int], np.ndarray]
+WriteSource = Callable[[str, np.ndarray, np.ndarray], Path]  # stem, rows, those -> the file, the last rows for testing
 
 
 def arguments(description: str, n: int, held_out: int, draws: int) -> Arguments:
@@ -70,9 +71,12 @@ def write_list(
         path = folder / f"{stem}.jsonl"
         with path.open("w", encoding="utf-8") as stream:
             for at, row in enumerate(rows):
-                candidates = [classes[j] for j in np.flatnonzero(sets[at])]
+                inside = np.flatnonzero(sets[at])
                 split = "train" if at < n else "test"
-                line = {field: inputs[row], "candidates": candidates, "label": classes[y[row]], "split": split}
+                line = {field: inputs[row], "candidates": [classes[j] for j in inside], "label": classes[y[row]],
+                        "split": split}  # fmt: skip
+                if sets.dtype != bool:
+                    line["weight"] = sets[at, inside].tolist()
                 stream.write(json.dumps(line) + "\n")
         return path
 
@@ -119,17 +123,19 @@ def compare(
                     values={"source": str(source), "method": {"name": "cc" if known else method}, "seed": draw},
                     settings=[*network, *tried],
                 )
-                start = time.perf_counter()
+                start, used = time.perf_counter(), time.process_time()
                 load_data(config)
-                read = time.perf_counter()
+                read, used_reading = time.perf_counter(), time.process_time()
                 name = "-".join([stem, method.replace(" ", "-"), *map(str, () if lr is None else (lr, decay))])
                 session = train_run(config, args.work / "runs" / name, torch.device("cpu"), resume=True)
                 accuracy, truth = session.progress.rows[-1]["test_accuracy"], session.data.y
                 result = {
                     **about, "held_out": args.held_out, "accuracy": accuracy,
-                    "sets_with_truth": float(sets[np.arange(args.n), y[rows[: args.n]]].mean()),
+                    "sets_with_truth": float((sets[np.arange(args.n), y[rows[: args.n]]] > 0).mean()),
                     "labels_right": float((Result.of(session).labels == truth).mean()),
                     "seconds_reading_and_embedding": read - start, "seconds_training": time.perf_counter() - read,
+                    "cpu_seconds_reading_and_embedding": used_reading - used,
+                    "cpu_seconds_training": time.process_time() - used_reading,
                     "load_average": os.getloadavg()[0], "epochs": config.train.epochs,
                     "folds": session.config.train.folds, "threads": torch.get_num_threads(),
                 }  # fmt: skip

@@ -10,8 +10,8 @@ is all-MiniLM-L6-v2; `--weights` is the folder with its model.
 For a machine without the weights, `--embed FILE` keeps the embeddings of all draws in a file (float16) and ends; there,
 `--embeddings FILE` takes the place of `--weights`, and the same head learns from them.
 
-With `--weak M`, a set is what a weak classifier finds most probable: three sections, by logistic regression on the
-words of M other descriptions.
+With `--weak M`, a set is what a weak classifier finds most probable: `--guesses` sections (three), by logistic
+regression on the words of M other descriptions. With `--weights-of-guesses` its probabilities are their weights.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def read_packages(path: Path, sections: int) -> tuple[list[str], np.ndarray, lis
     return [text for text, _ in kept], np.array([classes.index(name) for _, name in kept]), classes
 
 
-def top_three(texts: list[str], y: np.ndarray, known: int, rows: np.ndarray, draw: int) -> np.ndarray:
-    """What logistic regression on words finds most probable after `known` texts that are not among the rows."""
+def best_guesses(args: Namespace, texts: list[str], y: np.ndarray, rows: np.ndarray, draw: int) -> np.ndarray:
+    """What logistic regression on words finds most probable after `--weak` texts that are not among the rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
     others = np.setdiff1d(np.arange(len(texts)), rows)
-    seen = np.random.default_rng(200 + draw).choice(others, known, replace=False)
+    seen = np.random.default_rng(200 + draw).choice(others, args.weak, replace=False)
     words = TfidfVectorizer().fit([texts[row] for row in seen])
     weak = LogisticRegression(max_iter=1000).fit(words.transform([texts[row] for row in seen]), y[seen])
     p = np.zeros((len(rows), int(y.max()) + 1))
     p[:, weak.classes_] = weak.predict_proba(words.transform([texts[row] for row in rows]))
     sets = np.zeros(p.shape, bool)
-    np.put_along_axis(sets, p.argsort(axis=1)[:, -3:], True, axis=1)
-    return sets
+    np.put_along_axis(sets, p.argsort(axis=1)[:, -args.guesses :], True, axis=1)
+    return np.where(sets, p, 0).round(6) if args.weights_of_guesses else sets
 
 
 def write_rows(args: Namespace, digest: str, y: np.ndarray, classes: list[str]) -> WriteSource:
@@ -77,7 +77,8 @@ def write_rows(args: Namespace, digest: str, y: np.ndarray, classes: list[str]) 
     def write(stem: str, rows: np.ndarray, sets: np.ndarray) -> Path:
         at, n, path = np.searchsorted(known, rows), args.n, args.work / f"{stem}.npz"
         parts = {"y": y[rows[:n]], "x_test": x[at[n:]], "y_test": y[rows[n:]], "classes": classes}
-        write_npz(make_dataset(x[at[:n]], sets[:n], **parts), path)
+        weights = None if sets.dtype == bool else sets[:n]
+        write_npz(make_dataset(x[at[:n]], sets[:n] > 0, weights=weights, **parts), path)
         return path
 
     return write
@@ -91,7 +92,9 @@ def main() -> None:
     source.add_argument("--embeddings", type=Path, help="what --embed has kept")
     parser.add_argument("--embed", type=Path, help="keep the embeddings of all draws in this file, and end")
     parser.add_argument("--sections", type=count, default=20)
-    parser.add_argument("--weak", type=count, help="texts that a weak classifier has seen, whose top three are the set")
+    parser.add_argument("--weak", type=count, help="texts that a weak classifier has seen, whose guesses are the set")
+    parser.add_argument("--guesses", type=count, default=3, help="of --weak: labels in a set")
+    parser.add_argument("--weights-of-guesses", action="store_true", help="of --weak: with their probabilities")
     args = parser.parse_args()
     texts, y, classes = read_packages(args.packages, args.sections)
     sets_of = uniform_draw(args, y, len(classes))
@@ -99,10 +102,12 @@ def main() -> None:
         args.q = 0.0  # no rule draws them
 
         def sets_of(rows: np.ndarray, draw: int) -> np.ndarray:
-            return top_three(texts, y, args.weak, rows, draw)
+            return best_guesses(args, texts, y, rows, draw)
 
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     about = {"pool": len(texts), "pool_sha256": digest, "sections": args.sections, "weak": args.weak}
+    if args.weak:
+        about |= {"guesses": args.guesses, "weights_of_guesses": args.weights_of_guesses}
     if args.embed:
         rows = np.unique(np.concatenate(drawn(args, len(y))))
         x = open_backbone(NETWORK, args.weights).encode([texts[row] for row in rows])

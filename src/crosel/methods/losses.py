@@ -45,10 +45,17 @@ LEAST_WEIGHT = 0.01  # of the mean weight of a set: whoever listed a label did n
 
 
 def log_candidate_weights(weights: Tensor, candidates: Tensor) -> Tensor:
-    """Log of the weights scaled to a mean of 1 on each set, and 0 outside; a set without any weight has 1 for all."""
+    """Log of the weights relative to what their class has on average, scaled to a mean of 1 on each set; 0 outside.
+
+    Whoever guessed has counted how frequent a class is, and a network learns it, too: it must not count twice. A set
+    without any weight has the same for all.
+    """
     inside = weights.float() * candidates
-    mean = inside.sum(dim=1, keepdim=True) / candidates.sum(dim=1, keepdim=True)
-    scaled = torch.where(mean > 0, inside / mean.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    inside = inside / inside.amax(dim=1, keepdim=True)  # before the sum, which may overflow
+    shares = inside / inside.sum(dim=1, keepdim=True)
+    shares = torch.where(shares.isfinite(), shares, candidates / candidates.sum(dim=1, keepdim=True))
+    relative = shares * len(shares) / (shares.sum(dim=0) + 1)  # as if each class had been found once more
+    scaled = relative * candidates.sum(dim=1, keepdim=True) / relative.sum(dim=1, keepdim=True)
     return scaled.clamp_min(LEAST_WEIGHT).log().masked_fill(~candidates, 0.0)
 
 
