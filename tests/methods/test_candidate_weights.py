@@ -13,7 +13,7 @@ from torch import Tensor
 from crosel.methods.base import Method, Problem
 from crosel.methods.cc import CC
 from crosel.methods.crosel import CroSel, comix_targets
-from crosel.methods.losses import candidate_probabilities, cc_loss, log_candidate_weights
+from crosel.methods.losses import cc_loss, log_candidate_weights
 from crosel.methods.proden import PRODEN, first_weights, proden_weights
 
 N, K = 24, 5
