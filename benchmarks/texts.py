@@ -11,7 +11,8 @@ For a machine without the weights, `--embed FILE` keeps the embeddings of all dr
 `--embeddings FILE` takes the place of `--weights`, and the same head learns from them.
 
 With `--weak M`, a set is what a weak classifier finds most probable: `--guesses` sections (three), by logistic
-regression on the words of M other descriptions. With `--weights-of-guesses` its probabilities are their weights.
+regression on the words of M other descriptions. With `--weights-of-guesses probabilities` these are their weights; with
+`--weights-of-guesses '0.8;0.15;0.05'`, say, the best guess has the first of these, and so on: only their order counts.
 """
 
 from __future__ import annotations
@@ -61,9 +62,15 @@ def best_guesses(args: Namespace, texts: list[str], y: np.ndarray, rows: np.ndar
     weak = LogisticRegression(max_iter=1000).fit(words.transform([texts[row] for row in seen]), y[seen])
     p = np.zeros((len(rows), int(y.max()) + 1))
     p[:, weak.classes_] = weak.predict_proba(words.transform([texts[row] for row in rows]))
-    sets = np.zeros(p.shape, bool)
-    np.put_along_axis(sets, p.argsort(axis=1)[:, -args.guesses :], True, axis=1)
-    return np.where(sets, p, 0).round(6) if args.weights_of_guesses else sets
+    best, sets = p.argsort(axis=1)[:, : -args.guesses - 1 : -1], np.zeros(p.shape, bool)
+    np.put_along_axis(sets, best, True, axis=1)
+    if args.weights_of_guesses is None:
+        return sets
+    if args.weights_of_guesses == "probabilities":
+        return np.where(sets, p, 0).round(6)
+    weights = np.zeros(p.shape)
+    np.put_along_axis(weights, best, [[float(weight) for weight in args.weights_of_guesses.split(";")]], axis=1)
+    return weights
 
 
 def write_rows(args: Namespace, digest: str, y: np.ndarray, classes: list[str]) -> WriteSource:
@@ -94,7 +101,7 @@ def main() -> None:
     parser.add_argument("--sections", type=count, default=20)
     parser.add_argument("--weak", type=count, help="texts that a weak classifier has seen, whose guesses are the set")
     parser.add_argument("--guesses", type=count, default=3, help="of --weak: labels in a set")
-    parser.add_argument("--weights-of-guesses", action="store_true", help="of --weak: with their probabilities")
+    parser.add_argument("--weights-of-guesses", help="of --weak: probabilities, or a number for each, the best first")
     args = parser.parse_args()
     texts, y, classes = read_packages(args.packages, args.sections)
     sets_of = uniform_draw(args, y, len(classes))
