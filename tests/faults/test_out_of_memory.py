@@ -17,16 +17,16 @@ from _support import CroselCli, TinyRun, small_arrays
 from crosel import CroSelClassifier
 from crosel.data.dataset import Dataset
 from crosel.errors import Interrupted, UserError
+from crosel.nn.cuda import is_out_of_memory
 from crosel.training import checkpoint
-from crosel.training.session import Session
-from crosel.training.trainer import fit
-from crosel.utils.out_of_memory import (
+from crosel.training.devices import (
     OutOfMemoryAdvice,
     advise_while_building,
     advise_while_evaluating,
     advise_while_training,
-    is_out_of_memory,
 )
+from crosel.training.session import Session
+from crosel.training.trainer import fit
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,9 @@ from crosel.runs.folds import out_of_sample
 from crosel.runs.label_error import LabelError
 from crosel.runs.result import Result
 from crosel.training.build import build_session, check_batch_size, open_encoder, resolve
-from crosel.training.devices import pick_device
+from crosel.training.devices import advise_while_building, pick_device
 from crosel.training.trainer import fit as train
 from crosel.utils.console import Console, NotebookConsole, in_notebook
-from crosel.utils.out_of_memory import advise_while_building
 from crosel.utils.text import counted
 
 Self = TypeVar("Self", bound="PartialLabelClassifier")

@@ -1,4 +1,5 @@
-"""What keeps a GPU busy: networks side by side on streams of their own, and work replayed as CUDA graphs.
+"""What keeps a GPU busy: networks side by side on streams of their own, and work replayed as CUDA graphs. And how to
+tell that memory has run out, there or on the host.
 
 pool = StreamPool(device)
 for v, network in enumerate(networks):
@@ -10,6 +11,7 @@ pool.join()
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -143,3 +145,25 @@ class GraphedForward:
             self._outputs = self.run(inputs)
 
         return capture(run, exclusive=False)  # a checkpoint's writer may be at work
+
+
+# --- out of memory --------------------------------------------------------------------------------------------------
+
+# How torch says it in a RuntimeError: on a CPU; in a recording; by cuBLAS and cuDNN, which want memory of their own.
+_OUT_OF = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "unable to find an engine")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it is about memory, or was raised while such an error was handled: a capture that cannot be ended."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF):
+        return True
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
+
+
+def free_frames(error: BaseException | None) -> None:
+    """Release the tensors that the failed calls held: keeping the error must not keep the memory."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__

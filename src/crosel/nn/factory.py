@@ -16,9 +16,9 @@ from torch import nn
 
 from crosel.errors import UserError
 from crosel.nn.backbones import check_digest, digest_of, image_model, is_backbone
+from crosel.nn.cuda import is_out_of_memory
 from crosel.nn.fine_tuning import FineTuned
 from crosel.nn.networks import MLP, ResNet18, SmallCNN, WideResNet
-from crosel.utils.out_of_memory import is_out_of_memory
 from crosel.utils.settings import Settings
 from crosel.utils.system import import_by_name
 from crosel.utils.text import did_you_mean, one_line

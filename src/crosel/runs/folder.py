@@ -25,6 +25,7 @@ from crosel.runs.result import TrainingSet
 from crosel.training import checkpoint
 from crosel.training.build import build_session, choose_encoder, data_settings
 from crosel.training.callbacks import Callback, Row, check_row
+from crosel.training.devices import OutOfMemoryAdvice
 from crosel.training.session import Session
 from crosel.utils.files import (
     TEMPORARY,
@@ -35,7 +36,6 @@ from crosel.utils.files import (
     new_folder,
     remove_temporary_files,
 )
-from crosel.utils.out_of_memory import OutOfMemoryAdvice
 from crosel.utils.reading import APPEND, load_json, open_plain, read_run_text
 from crosel.utils.settings import dotted, merge, read_yaml
 

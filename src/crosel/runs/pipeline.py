@@ -32,11 +32,11 @@ from crosel.runs.result import Result
 from crosel.training.build import better_method, build_session, check_batch_size, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers
 from crosel.training.checkpoint import Checkpoint
+from crosel.training.devices import advise_while_building
 from crosel.training.session import Session
 from crosel.training.trainer import fit
 from crosel.utils.console import Console
 from crosel.utils.distributed import SINGLE_PROCESS, World
-from crosel.utils.out_of_memory import advise_while_building
 from crosel.utils.text import counted
 
 logger = logging.getLogger(__name__)

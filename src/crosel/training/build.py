@@ -33,6 +33,7 @@ from crosel.nn.backbones import (
     open_backbone,
     picture_settings,
 )
+from crosel.nn.cuda import is_out_of_memory
 from crosel.nn.factory import (
     NetworkFactory,
     NetworkSettings,
@@ -47,7 +48,6 @@ from crosel.training.batches import Normaliser, TrainingTensors
 from crosel.training.devices import computes_in_bf16, inputs_stay_on_host
 from crosel.training.session import Session
 from crosel.utils.distributed import SINGLE_PROCESS, World
-from crosel.utils.out_of_memory import is_out_of_memory
 from crosel.utils.text import one_line
 
 logger = logging.getLogger(__name__)

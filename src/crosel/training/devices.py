@@ -1,16 +1,21 @@
-"""What a run computes on, and how: device, precision, and which kernels may be used."""
+"""What a run computes on, and how: device, precision, kernels that may be used; and advice when memory runs out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from crosel.config import RunConfig
 from crosel.errors import UserError
 from crosel.nn import fused
+from crosel.nn.cuda import free_frames, is_out_of_memory
+
+if TYPE_CHECKING:
+    from crosel.training.session import Session
 
 _INPUTS_SHARE = 0.6  # of the free device memory that inputs may take before they stay on the host
 
@@ -66,3 +71,51 @@ def deterministic_cudnn(device: torch.device) -> AbstractContextManager[None]:
     if device.type != "cuda":  # nothing to choose, and the flags cost more than a small layer
         return nullcontext()
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)
+
+
+# --- running out of memory ends with one line that says what to change, not with a traceback --------------------------
+
+
+@dataclass(frozen=True)
+class OutOfMemoryAdvice:
+    """Whatever runs out of memory inside a block ends with one line that says what to change. Can be used again."""
+
+    device: torch.device
+    doing: str
+    remedy: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
+            return
+        free_frames(error)
+        where = "GPU memory" if self.device.type == "cuda" else "memory"
+        raise UserError(f"out of {where} {self.doing}; {self.remedy}") from None
+
+
+def advise_while_building(device: torch.device, data_on: str) -> OutOfMemoryAdvice:
+    """While data and networks are set up, and wherever else there are no batches."""
+    host = "try --set train.data_on=host, or " if device.type == "cuda" and data_on != "host" else ""
+    return OutOfMemoryAdvice(device, "for data, networks and tables", f"{host}use a smaller network or fewer examples")
+
+
+def advise_while_training(session: Session) -> OutOfMemoryAdvice:
+    return _in_batches(session, "train.batch_size", session.batch_size, "batches")
+
+
+def advise_while_evaluating(session: Session) -> OutOfMemoryAdvice:
+    """The passes without gradient at the end of an epoch."""
+    rows = min(session.config.train.eval_batch_size, session.data.n)
+    return _in_batches(session, "train.eval_batch_size", rows, "chunks")
+
+
+def _in_batches(session: Session, setting: str, size: int, what: str) -> OutOfMemoryAdvice:
+    smaller = f"try --set {setting}={size // 2}" if size > 2 else "use a smaller network"
+    resident = session.device.type == "cuda" and session.train.host is None
+    host = " or --set train.data_on=host" if resident else ""
+    if session.config.network.fine_tunes and not session.config.network.checkpointing:
+        host += " or --set network.checkpointing=true"
+    saved = f"Saved checkpoints are intact; another {setting} needs another --out"
+    return OutOfMemoryAdvice(session.device, f"with {what} of {size}", f"{smaller}{host}. {saved}")

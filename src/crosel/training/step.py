@@ -17,11 +17,10 @@ from torch import Tensor
 from crosel.errors import Diverged
 from crosel.methods.base import Batch, Losses, Method, MethodSettings, Stream
 from crosel.nn.casts import SharedCasts
-from crosel.nn.cuda import capture
+from crosel.nn.cuda import capture, free_frames, is_out_of_memory
 from crosel.training.devices import compute_context, deterministic_cudnn
 from crosel.training.optimiser import optimiser_state
 from crosel.training.session import Session
-from crosel.utils.out_of_memory import free_frames, is_out_of_memory
 from crosel.utils.text import some_of
 
 logger = logging.getLogger(__name__)

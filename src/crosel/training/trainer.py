@@ -21,11 +21,10 @@ from crosel.errors import Interrupted
 from crosel.methods.base import Stream, TrainingLabels
 from crosel.training import metrics
 from crosel.training.callbacks import Callback, Row
-from crosel.training.devices import compute_context
+from crosel.training.devices import advise_while_evaluating, advise_while_training, compute_context
 from crosel.training.ema import recalibrate_batch_norm, spread_rows
 from crosel.training.session import Session
 from crosel.training.step import SKIPPED_BATCHES, TrainStep, all_finite, divergence_error, mean_losses
-from crosel.utils.out_of_memory import advise_while_evaluating, advise_while_training
 from crosel.utils.system import peak_memory
 
 _EMA_CHUNKS = 16  # from which averaged weights get their batch-norm statistics
