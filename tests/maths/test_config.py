@@ -725,7 +725,7 @@ def test_files_that_cannot_be_read(tmp_path):
         read_yaml(tmp_path)
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("name: é\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin\.yaml: cannot be read"):
+    with pytest.raises(UserError, match=r"latin\.yaml: not UTF-8 text"):
         read_yaml(latin)
 
 

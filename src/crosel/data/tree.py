@@ -23,8 +23,7 @@ from crosel.data.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError
-from crosel.utils.reading import read_file
-from crosel.utils.settings import not_yaml
+from crosel.utils.settings import not_yaml, read_text
 from crosel.utils.text import did_you_mean, one_line, quoted
 
 _MAX_BYTES = 16 << 20
@@ -45,13 +44,9 @@ def _node_place(path: Path, node: yaml.Node) -> str:
 def _compose(path: Path) -> yaml.Node:
     try:
         # Composed, not loaded: nodes know their lines, names stay text (`no` is no boolean), aliases stay shared.
-        root = yaml.compose(read_file(path, _MAX_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        root = yaml.compose(read_text(path, _MAX_BYTES), Loader=yaml.SafeLoader)
+    except UserError:
+        raise
     except RecursionError:
         raise UserError(f"{path}, line 1: too deeply nested") from None
     except yaml.YAMLError as error:

@@ -232,7 +232,23 @@ class RunFolder:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def read_metrics(self) -> list[Row]:
-        return read_metrics(self / "metrics.jsonl")
+        """Rows of metrics.jsonl; a last line cut in half by a crash is left out."""
+        path, rows = self / "metrics.jsonl", list[Row]()
+        try:
+            lines = read_run_text(path).splitlines()
+        except FileNotFoundError:
+            return rows
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(check_row(load_json(line)))
+            except json.JSONDecodeError:
+                break
+            except ValueError:  # pydantic's, too
+                again = "it is written anew by: crosel train --resume --out RUN"
+                raise UserError(f"{path}, line {number}: not a row of metrics; {again}") from None
+        return rows
 
     def finish(self) -> None:
         atomic_write(self / "done", time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
@@ -403,27 +419,6 @@ class Recorder(Callback):
             row = self._rows.pop(0)
             with disk_errors(self.metrics), open(open_plain(self.metrics, False, APPEND), "ab") as stream:
                 stream.write(_line(row).encode())
-
-
-def read_metrics(path: Path) -> list[Row]:
-    """Rows of metrics.jsonl; a last line cut in half by a crash is left out."""
-    rows: list[Row] = []
-    try:
-        lines = read_run_text(path).splitlines()
-    except FileNotFoundError:
-        return rows
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(check_row(load_json(line)))
-        except json.JSONDecodeError:
-            break
-        except ValueError:  # pydantic's, too
-            raise UserError(
-                f"{path}, line {number}: not a row of metrics; it is written anew by: crosel train --resume --out RUN"
-            ) from None
-    return rows
 
 
 def _line(row: Row) -> str:

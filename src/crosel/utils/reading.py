@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import math
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from crosel.errors import UserError
 from crosel.utils.system import check_bytes, memory_limit
+from crosel.utils.text import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -128,26 +128,29 @@ def read_arrays(
                 except ValueError as error:
                     if not leave_out:
                         raise
-                    logger.warning(f"{path}: left out {name} ({_reason(error)})")
+                    logger.warning(f"{path}: left out {name} ({one_line(error)})")
                 else:
                     found[name] = array
     except (UserError, OSError):
         raise
     except Exception as error:  # zip, zlib and numpy each have their own errors for a damaged file
-        raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
     return found
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the numbers are stored by columns, and their type."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream)
+    raise ValueError(f"version {version} of the npy format does not hold plain numbers")
 
 
 def _check_header(member: IO[bytes], spec: ArraySpec, size: int, known: dict[str, int], most: Mapping[str, int]) -> int:
     """Bytes that the array takes at the most, with a copy of another type, or as Python's own texts."""
-    version = np.lib.format.read_magic(member)
-    length = int.from_bytes(member.read(2 if version == (1, 0) else 4), "little")
-    header = ast.literal_eval(member.read(min(length, 1 << 16)).decode("latin-1"))
-    dtype, shape = np.dtype(header["descr"]), header["shape"]
+    shape, _, dtype = npy_header(member)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded")
     if dtype.kind not in spec.kinds or len(shape) != len(spec.axes):

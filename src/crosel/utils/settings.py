@@ -170,15 +170,20 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         raise yaml.YAMLError(one_line(error)) from None
 
 
-def read_yaml(path: Path, links: bool = True) -> dict[str, Any]:
+def read_text(path: Path, limit: int, links: bool = True) -> str:
     try:
-        text = read_file(path, _MAX_YAML, links).decode("utf-8")
+        return read_file(path, limit, links).decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def read_yaml(path: Path, links: bool = True) -> dict[str, Any]:
     try:
-        content = parse_yaml(text)
+        content = parse_yaml(read_text(path, _MAX_YAML, links))
     except yaml.YAMLError as error:
         raise not_yaml(path, error) from None
     if not isinstance(content, dict):

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from crosel.data.vocabulary import Vocabulary, alike, may_be_unknown
 from crosel.data.votes import Inputs, join_inputs
 from crosel.errors import UserError
 from crosel.utils.files import atomic_write_with
-from crosel.utils.reading import is_text, open_file
+from crosel.utils.reading import is_text, npy_header, open_file
 from crosel.utils.system import check_bytes
 from crosel.utils.text import did_you_mean, one_line
 
@@ -140,7 +140,7 @@ def _working_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
     """
     with members.open(member) as stream:
         try:
-            shape, _, dtype = _npy_header(stream)
+            shape, _, dtype = npy_header(stream)
         except ValueError:  # not an array, which is said when it is read, or one with a header of another kind
             return 18 * member.file_size
     numbers, width = math.prod(shape), dtype.itemsize
@@ -297,7 +297,7 @@ class _StoredArray:
         self.path, self._members = path, members
         self._member = "x.npy" if "x.npy" in members.namelist() else "x"
         with members.open(self._member) as stream:
-            self.shape, self._by_columns, self.dtype = _npy_header(stream)
+            self.shape, self._by_columns, self.dtype = npy_header(stream)
 
     def checked_shape(self) -> tuple[int, ...]:
         """The shape of one example, channels first; an array of something else is refused."""
@@ -324,21 +324,11 @@ class _StoredArray:
             return
         values = math.prod(self.shape[1:])  # of one row
         with self._members.open(self._member) as stream:
-            _npy_header(stream)
+            npy_header(stream)
             for start in range(0, n, rows):
                 count = min(rows, n - start)
                 content = bytearray(stream.read(count * values * self.dtype.itemsize))  # torch wants it writeable
                 yield start, np.frombuffer(content, self.dtype, count * values).reshape(count, *self.shape[1:])
-
-
-def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the numbers are stored by columns, and their type."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"version {version} of the npy format does not hold plain numbers")
 
 
 def _stored_chunks(
