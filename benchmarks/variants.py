@@ -39,7 +39,7 @@ def off(form: str) -> AbstractContextManager[object]:
     if form == "tiles":
         return mock.patch("crosel.nn.fused.divides_parts", return_value=False)
     if form == "convolutions":
-        return mock.patch.object(Conv3x3, "_is_ours", return_value=False)
+        return mock.patch.object(Conv3x3, "_plan", return_value=None)
     return nullcontext()
 
 

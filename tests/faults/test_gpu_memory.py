@@ -122,6 +122,7 @@ def test_out_of_memory_while_recording_leaves_nothing_broken(share: float, monke
         return real(stepper, streams)
 
     stream = torch.cuda.current_stream()
+    torch.cuda.reset_peak_memory_stats()  # of the tests before
     session = session_of("crosel", *settings, data=data, network="wrn-10-4")
     weights = sum(4 * p.numel() for p in session.method.parameters())
     with monkeypatch.context() as patch:

@@ -25,27 +25,43 @@ def relative(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 torch.manual_seed(0)
-C = convolution.CHANNELS
 worst = 0.0
-# Fewer rows than a program takes; a last program with some; images of one row and of one column; several splits.
-for shape in ((1, C, 3, 5), (3, C, 7, 7), (2, C, 1, 9), (2, C, 9, 1), (5, C, 8, 8)):
-    convolution._PROGRAMS = 24 if shape[0] == 5 else 12
-    x, weight, grad = made(*shape), made(C, C, 3, 3), made(*shape)
-    pairs = []
-    for function, dtype in ((lambda x, w: convolution._Convolution.apply(x, w, None, False)[0], torch.float32),
-                            (lambda x, w: F.conv2d(x, w, padding=1), torch.float64)):
-        leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, weight)]
-        out = function(*leaves)
-        out.backward(grad.to(dtype))
-        pairs.append([out, *(leaf.grad for leaf in leaves)])
-    worst = max([worst, *(relative(a, b) for a, b in zip(*pairs, strict=True))])
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in pairs[0])
-    assert torch.equal(convolution._weight_gradient(x, grad), pairs[0][2]), "not the same bits twice"
+# Every width. Fewer rows than a program takes; a last program with some; images of one row and of one column; several
+# splits.
+for (inputs, outputs), plan in convolution._PLANS.items():
+    for n, height, width in ((1, 3, 5), (3, 7, 7), (2, 1, 9), (2, 9, 1), (5, 8, 8)):
+        convolution._PROGRAMS = 24 if n == 5 else 12
+        x, weight, grad = made(n, inputs, height, width), made(outputs, inputs, 3, 3), made(n, outputs, height, width)
+        pairs = []
+        for function, dtype in ((lambda x, w: convolution._Convolution.apply(plan, x, w, None, False)[0], torch.float32),
+                                (lambda x, w: F.conv2d(x, w, padding=1), torch.float64)):
+            leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, weight)]
+            out = function(*leaves)
+            out.backward(grad.to(dtype))
+            pairs.append([out, *(leaf.grad for leaf in leaves)])
+        worst = max([worst, *(relative(a, b) for a, b in zip(*pairs, strict=True))])
+        assert all(t.is_contiguous(memory_format=torch.channels_last) for t in pairs[0])
+        if plan.wgrad:
+            assert torch.equal(convolution._weight_gradient(plan, x, grad), pairs[0][2]), "not the same bits twice"
+C = 160
+plan = convolution._PLANS[C, C]
 for one in ("x", "weight"):  # only what is asked for
     leaves = {"x": made(1, C, 3, 3), "weight": made(C, C, 3, 3)}
     leaves[one].requires_grad_()
-    convolution._Convolution.apply(*leaves.values(), None, False)[0].sum().backward()
+    convolution._Convolution.apply(plan, *leaves.values(), None, False)[0].sum().backward()
     assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [one]
+
+# 1x1 with strides of its own for rows and columns; images of odd sizes.
+for side in (7, 8):
+    x, weight = made(3, 5, side, side + 3), made(4, 5, 1, 1)
+    pairs = []
+    for function, dtype in ((lambda x, w: convolution._Strided.apply(x, w, (2, 3)), torch.float32),
+                            (lambda x, w: F.conv2d(x, w, stride=(2, 3)), torch.float64)):
+        leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, weight)]
+        out = function(*leaves)
+        out.backward(torch.arange(out.numel(), dtype=dtype).view(out.shape))
+        pairs.append([out, *(leaf.grad for leaf in leaves)])
+    worst = max([worst, *(relative(a, b) for a, b in zip(*pairs, strict=True))])
 
 # In a layer, with weights cast once or by autocast in every pass: rounded once, as torch's own. In float16, because
 # the interpreter has no products of bfloat16.
@@ -57,7 +73,7 @@ for on, shared in ((True, True), (True, False), (False, False)):
     layer.weight.grad = None
     own, casts = x.clone().requires_grad_(), SharedCasts(layer, torch.float16) if shared else None
     with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False), enable(on):
-        assert layer._is_ours(own) == on
+        assert (layer._plan(own) is not None) == on
         if casts:
             with casts:
                 out = layer(own)
@@ -74,21 +90,22 @@ assert max(relative(a, b) for a, b in zip(*found[::2], strict=True)) < 2**-10
 # Every other shape, layout and precision goes to torch.
 def ours(layer, x, on=True, autocast=True):
     with torch.autocast("cpu", dtype=torch.float16, enabled=autocast), enable(on):
-        return layer._is_ours(x)
+        return layer._plan(x) is not None
 
 x = made(2, C, 5, 5, dtype=torch.float16)
 assert ours(layer, x)
 assert not ours(layer, x, on=False)
 assert not ours(layer, x, autocast=False)
-assert not ours(layer, x.float())
+assert ours(layer, x.float())  # autocast's cast is ours, too
+assert not ours(layer, x.double())
 assert not ours(layer, x[:1])
 assert not ours(layer, x.contiguous())
 assert not ours(layer, x.transpose(2, 3)[:, :, :, ::2])
 assert not ours(convolution.Conv3x3(C, C), x)  # its weight is not channels-last
-for inputs, outputs, stride in ((C, C, 2), (C, 2 * C, 1), (2 * C, 2 * C, 1), (16, C, 1), (64, 64, 1), (32, 32, 1)):
+for inputs, outputs, stride in ((C, C, 2), (C, 2 * C, 1), (2 * C, 2 * C, 1), (3, 32, 1), (64, 64, 2)):
     other = convolution.Conv3x3(inputs, outputs, stride).to(memory_format=torch.channels_last)
     assert not ours(other, made(2, inputs, 9, 9, dtype=torch.float16)), (inputs, outputs, stride)
-convolution._MOST_ROWS = 49
+convolution._MOST_VALUES = 50 * C - 1
 assert not ours(layer, x)
 print(worst)
 """
@@ -100,11 +117,12 @@ from crosel.nn.fused import batch_norm_parts, divides_parts, enable
 from crosel.nn.networks import ResidualNetwork
 
 torch.manual_seed(0)
-C = convolution.CHANNELS
+C = 160
 real, combined = convolution.fused._combine_tiles, []
 convolution.fused._combine_tiles = lambda tiles, *rest: combined.append(tiles) or real(tiles, *rest)
-convolution.Conv3x3._is_ours = lambda self, x: (
-    self.in_channels == C and x.dtype == torch.float32 and convolution.fused.available(x))  # without autocast
+convolution.Conv3x3._plan = lambda self, x: (convolution._PLANS[C, C]  # without autocast
+    if self.in_channels == C and x.dtype == torch.float32 and convolution.fused.available(x) else None)
+convolution._cast = lambda x, weight: (x, weight)
 network = ResidualNetwork(8, (C, C), 1, 5, 3).double().to(memory_format=torch.channels_last)
 for norm in (m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)):
     torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from crosel.errors import UserError
 from crosel.nn import fused
-from crosel.nn.casts import Conv2d, Linear
-from crosel.nn.convolution import Conv3x3
+from crosel.nn.casts import Linear
+from crosel.nn.convolution import Conv3x3, Shortcut
 from crosel.nn.fused import add_norm_relu, norm_relu
 from crosel.utils.distributed import World
 
@@ -50,7 +50,7 @@ class _Block(nn.Module):
         super().__init__()
         self.norm1, self.conv1 = nn.BatchNorm2d(inputs), Conv3x3(inputs, outputs, stride)
         self.norm2, self.conv2 = nn.BatchNorm2d(outputs), Conv3x3(outputs, outputs)
-        self.shortcut = Conv2d(inputs, outputs, 1, stride=stride, bias=False) if inputs != outputs else None
+        self.shortcut = Shortcut(inputs, outputs, stride) if inputs != outputs else None
 
     def forward(
         self, x: Tensor, residual: Tensor | None, tiles: Tensor | None
@@ -84,7 +84,7 @@ class ResidualNetwork(Classifier):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        x, residual, tiles = self.stem(x), None, None
+        x, residual, tiles = self.stem.add(x)
         for block in self.blocks:
             x, residual, tiles = block(x, residual, tiles)
         return add_norm_relu(x, residual, self.norm, tiles)[1].mean(dim=(2, 3))
