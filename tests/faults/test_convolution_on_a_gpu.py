@@ -20,7 +20,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 pytestmark = [NEEDS_GPU, pytest.mark.skipif(not HOPPER, reason="on other cards convolutions are cuDNN's")]
 
 
-WIDTHS = sorted(convolution._PLANS)
+WIDTHS = [(3, 16), (3, 64), (16, 32), (16, 128), (16, 160), (32, 32), (64, 64), (128, 128), (640, 640)]
 
 
 def layer(inputs: int = 160, outputs: int = 160) -> Conv3x3:
@@ -53,7 +53,7 @@ def passes(conv: Conv3x3 | Shortcut, x: Tensor, grad: Tensor, on: bool = True) -
 
 @pytest.mark.parametrize(("n", "side", "width"), [
     *((n, side, (160, 160)) for n, side in [(64, 32), (128, 32), (192, 32), (129, 32), (257, 16), (21, 57)]),
-    *((n, side, width) for n, side in [(192, 32), (65, 8), (21, 57)] for width in WIDTHS if width != (160, 160)),
+    *((n, side, width) for n, side in [(64, 32), (65, 8), (21, 57)] for width in WIDTHS),
 ])  # fmt: skip
 def test_it_differs_from_float32_by_one_rounding(n: int, side: int, width: tuple[int, int]) -> None:
     """Value by value: where a few are wrong, the sum over all does not show it."""
@@ -63,7 +63,8 @@ def test_it_differs_from_float32_by_one_rounding(n: int, side: int, width: tuple
     for again in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True)), "not the same bits each time"
     cudnn = passes(conv, x, grad, on=False)
-    assert torch.equal(found[0][1], cudnn[1]), "the gradient of the input is cuDNN's"
+    if width != (640, 640):
+        assert torch.equal(found[0][1], cudnn[1]), "the gradient of the input is cuDNN's"
     within_one_rounding(conv, x, grad, found[0], cudnn)
 
 
@@ -85,8 +86,9 @@ def within_one_rounding(
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         out = F.conv2d(*wide, stride=conv.stride, padding=conv.padding)
         out.backward(grad.float())
+    assert wide[0].grad is not None
     assert wide[1].grad is not None
-    for i, true in ((0, out.detach()), (2, wide[1].grad)):
+    for i, true in enumerate((out.detach(), wide[0].grad, wide[1].grad)):
         ours, theirs = found[i], cudnn[i]
         torch.testing.assert_close(ours.float(), true, rtol=2**-8, atol=2e-3 * float(true.std()))
         assert float((ours - true).norm()) <= 1.1 * float((theirs - true).norm())
@@ -94,14 +96,16 @@ def within_one_rounding(
 
 
 @pytest.mark.parametrize("sizes", [(64,), (64, 128)])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [width for width, plan in convolution._PLANS.items() if plan.forward is not None])
 def test_sums_and_moments_of_tiles(width: tuple[int, int], sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     conv, n = layer(*width), sum(sizes)
     x, residual = images(n, channels=width[0]), images(n, channels=width[1])
-    rows_of_a_tile = convolution._PLANS[width].forward["BLOCK_R"]
+    plan = convolution._PLANS[width]
+    assert plan.forward is not None
+    rows_of_a_tile = plan.forward["BLOCK_R"]
     with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False), fused.enable(True), torch.no_grad():
-        alone = conv._compute(convolution._PLANS[width], x, None, False)[0]
+        alone = conv._compute(plan, x, None, False)[0]
         for skip, expected in ((None, alone), (residual, alone + residual)):
             first = None
             for _ in range(5):

@@ -33,15 +33,15 @@ for (inputs, outputs), plan in convolution._PLANS.items():
         convolution._PROGRAMS = 24 if n == 5 else 12
         x, weight, grad = made(n, inputs, height, width), made(outputs, inputs, 3, 3), made(n, outputs, height, width)
         pairs = []
-        for function, dtype in ((lambda x, w: convolution._Convolution.apply(plan, x, w, None, False)[0], torch.float32),
-                                (lambda x, w: F.conv2d(x, w, padding=1), torch.float64)):
+        ours = lambda x, w: convolution._Convolution.apply(plan, x, w, None, False)[0]
+        for function, dtype in ((ours, torch.float32), (lambda x, w: F.conv2d(x, w, padding=1), torch.float64)):
             leaves = [t.to(dtype, copy=True).requires_grad_() for t in (x, weight)]
             out = function(*leaves)
             out.backward(grad.to(dtype))
             pairs.append([out, *(leaf.grad for leaf in leaves)])
         worst = max([worst, *(relative(a, b) for a, b in zip(*pairs, strict=True))])
         assert all(t.is_contiguous(memory_format=torch.channels_last) for t in pairs[0])
-        if plan.wgrad:
+        if plan.wgrad is not None:
             assert torch.equal(convolution._weight_gradient(plan, x, grad), pairs[0][2]), "not the same bits twice"
 C = 160
 plan = convolution._PLANS[C, C]

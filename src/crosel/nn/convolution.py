@@ -1,11 +1,13 @@
 """Convolutions that take Triton's kernels where they are faster than what cuDNN chooses, on CUDA.
 
 cuDNN's first choice is a good one for most convolutions of a residual network, and a bad one for some: images of three
-channels, widths of 32 and of 160 (its tiles are powers of two wide, and 160 is none), 1x1 with stride 2. For those there
-are kernels of our own for the convolution and for the gradient of its weights. The gradient of the input stays with
-cuDNN, as does every other shape. Our kernels also add the residual and take the moments of their tiles, so that the
-batch norm behind them reads the tensor once less. All times were taken on a Hopper card (H100, H200); other cards may
-lack the shared memory, and take cuDNN's. Sums are float32 in a fixed order, so that the same inputs give the same bits.
+channels, widths of 32 and of 160 (its tiles are powers of two wide, and 160 is none), 1x1 with stride 2. For those
+there are kernels of our own for the convolution and for the gradient of its weights. They also add the residual and
+take the moments of their tiles, so that the batch norm behind them reads the tensor once less. The gradient of the
+input stays with cuDNN. So does every other shape, but for 640 channels: there the gradient of the input is computed as
+a convolution with the weights turned around, which cuDNN does faster. All times were taken on a Hopper card (H100,
+H200); other cards may lack the shared memory, and take cuDNN's. Sums are float32 in a fixed order, so that the same
+inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -27,27 +29,31 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to compute the 3x3 convolutions of one width with our kernels."""
+    """How to compute the 3x3 convolutions of one width. What is None, cuDNN does."""
 
     outputs: tuple[int, int]  # the two tiles of output channels side by side
-    forward: dict[str, int]
-    wgrad: dict[str, int] | None  # None: by cuDNN
+    forward: dict[str, int] | None
+    wgrad: dict[str, int] | None
     alone: bool = True  # faster than cuDNN's even where no moments are wanted
+    most_rows: int = 1 << 31
+    turned: bool = False  # the gradient of the input as a convolution
 
 
-def _tiles(rows: int, depth: int, warps: int, stages: int, **more: int) -> dict[str, int]:
-    return {"BLOCK_R": rows, "BLOCK_K": depth, "num_warps": warps, "num_stages": stages, **more}
+def _tiles(rows: int, depth: int, warps: int, stages: int) -> dict[str, int]:
+    return {"BLOCK_R": rows, "BLOCK_K": depth, "num_warps": warps, "num_stages": stages}
 
 
 _PLANS = {  # channels of input and output
-    (3, 16): _Plan((16, 0), _tiles(128, 32, 4, 2), _tiles(128, 32, 4, 2)),
+    (3, 16): _Plan((16, 0), _tiles(256, 32, 4, 2), _tiles(128, 32, 4, 2)),
     (3, 64): _Plan((64, 0), _tiles(128, 32, 4, 2), _tiles(128, 32, 4, 2)),
-    (16, 32): _Plan((32, 0), _tiles(128, 64, 4, 3), _tiles(64, 64, 4, 3)),
-    (16, 160): _Plan((128, 32), _tiles(128, 64, 8, 3), _tiles(64, 64, 4, 3)),
-    (32, 32): _Plan((32, 0), _tiles(256, 32, 8, 6), _tiles(64, 128, 4, 3)),
+    (16, 32): _Plan((32, 0), _tiles(128, 16, 4, 4), _tiles(64, 64, 4, 3)),
+    (16, 128): _Plan((128, 0), _tiles(128, 64, 4, 3), _tiles(64, 64, 4, 3)),
+    (16, 160): _Plan((128, 32), _tiles(128, 64, 4, 3), _tiles(64, 64, 4, 3)),
+    (32, 32): _Plan((32, 0), _tiles(256, 32, 4, 4), _tiles(64, 128, 4, 3)),
     (64, 64): _Plan((64, 0), _tiles(128, 64, 4, 3), None, alone=False),
-    (128, 128): _Plan((128, 0), _tiles(128, 64, 8, 4), _tiles(64, 128, 4, 3), alone=False),
-    (160, 160): _Plan((128, 32), _tiles(128, 64, 8, 3, maxnreg=128), _tiles(64, 128, 4, 3)),
+    (128, 128): _Plan((128, 0), _tiles(128, 64, 4, 3), _tiles(64, 128, 4, 3), alone=False, most_rows=1 << 17),
+    (160, 160): _Plan((128, 32), _tiles(128, 64, 4, 3), _tiles(64, 128, 4, 3)),
+    (640, 640): _Plan((0, 0), None, None, turned=True),
 }
 _LEAST_ROWS = 1 << 12  # pixels of a batch; with fewer, the tiles do not fill a large card
 _MOST_VALUES = 2**31  # the kernels' offsets have 32 bits
@@ -63,32 +69,33 @@ class Conv3x3(Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         plan = self._plan(x)
-        return super().forward(x) if plan is None or not plan.alone else self._compute(plan, x, None, False)[0]
+        return self._compute(plan, x, None, False)[0] if plan is not None and plan.alone else super().forward(x)
 
     def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The convolution and the residual, as `fused.add_norm_relu` takes them: two terms, or their sum and the
         moments of its tiles."""
-        plan = self._plan(x) if self.training else None
-        if plan is not None and fused.divides_parts(x, plan.forward["BLOCK_R"]):
-            total, tiles = self._compute(plan, x, residual, True)
-            return total, None, tiles
+        plan = self._plan(x)
+        if plan is not None and plan.forward is not None:
+            moments = self.training and fused.divides_parts(x, plan.forward["BLOCK_R"])
+            if moments or plan.alone:
+                total, tiles = self._compute(plan, x, residual, moments)
+                return total, None, tiles
         out = self(x)
         return (out, None, None) if residual is None else (residual, out, None)
 
     def _plan(self, x: Tensor) -> _Plan | None:
         """How our kernels compute it, or None if cuDNN does."""
-        rows = x.numel() // self.in_channels
+        plan, rows = _PLANS.get((self.in_channels, self.out_channels)), x.numel() // self.in_channels
         fits = (
-            self.stride == (1, 1)
-            and rows >= _LEAST_ROWS
+            plan is not None
+            and self.stride == (1, 1)
+            and _LEAST_ROWS <= rows <= plan.most_rows
             and rows * max(self.in_channels, self.out_channels) <= _MOST_VALUES
             and _takes_kernels(x, self.weight)
         )
-        return _PLANS.get((self.in_channels, self.out_channels)) if fits else None
+        return plan if fits else None
 
-    def _compute(
-        self, plan: _Plan, x: Tensor, residual: Tensor | None, moments: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def _compute(self, plan: _Plan, x: Tensor, residual: Tensor | None, moments: bool) -> tuple[Tensor, Tensor | None]:
         x, weight = _cast(x, self.weight)
         if residual is not None:
             residual = residual.contiguous(memory_format=torch.channels_last)
@@ -142,7 +149,9 @@ class _Convolution(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
         ctx.plan, ctx.has_residual = plan, residual is not None
-        n, inputs, height, width = x.shape
+        if plan.forward is None:
+            return torch.ops.aten.convolution(x, weight, None, *_HOW), None
+        n, _, height, width = x.shape
         rows, outputs = n * height * width, len(weight)
         programs = -(-rows // plan.forward["BLOCK_R"])
         out = x.new_empty(n, height, width, outputs).permute(0, 3, 1, 2)
@@ -161,10 +170,12 @@ class _Convolution(torch.autograd.Function):
         grad = grad.contiguous(memory_format=torch.channels_last)
         plan: _Plan = ctx.plan
         of_x, of_weight = ctx.needs_input_grad[1:3]
-        mask = [of_x, of_weight and plan.wgrad is None, False]
+        mask = [of_x and not plan.turned, of_weight and plan.wgrad is None, False]
         grad_x = grad_weight = None
         if any(mask):
             grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *_HOW, mask)
+        if of_x and plan.turned:
+            grad_x = torch.ops.aten.convolution(grad, _turned(weight), None, *_HOW)
         if of_weight and plan.wgrad is not None:
             grad_weight = _weight_gradient(plan, x, grad)
         return None, grad_x, grad_weight, grad if ctx.has_residual else None, None
@@ -198,6 +209,15 @@ class _Strided(torch.autograd.Function):
 
 def _of_1x1(stride: tuple[int, int]) -> tuple[Any, ...]:
     return list(stride), [0, 0], *_HOW[2:]
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """Inputs and outputs exchanged, the taps in reverse: with these weights, the gradient of a convolution's input is a
+    convolution of the gradient of its output."""
+    outputs, inputs = weight.shape[:2]
+    out = weight.new_empty(inputs, 3, 3, outputs).permute(0, 3, 1, 2)
+    kernels.turn_weights[(9, -(-outputs // 64), -(-inputs // 64))](weight, out, inputs, outputs, BLOCK=64)
+    return out
 
 
 def _weight_gradient(plan: _Plan, x: Tensor, grad: Tensor) -> Tensor:

@@ -105,3 +105,13 @@ def convolution_wgrad(
     tl.store(at + one * depth, total1, mask=flat < depth)
     if SECOND:
         tl.store(at + two * depth, total2, mask=flat < depth)
+
+
+@triton.jit
+def turn_weights(weight, out, inputs, outputs, BLOCK: tl.constexpr):
+    """out[c, 8 - tap, o] = weight[o, tap, c]."""
+    tap = tl.program_id(0)
+    o, c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    exists = (o < outputs)[:, None] & (c < inputs)[None, :]
+    value = tl.load(weight + (o[:, None] * 9 + tap) * inputs + c[None, :], mask=exists)
+    tl.store(out + (c[:, None] * 9 + 8 - tap) * outputs + o[None, :], value.trans(), mask=exists.trans())

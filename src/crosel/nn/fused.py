@@ -40,6 +40,8 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
 _MOST_TILES = 4096  # of a part, whose moments one program adds up
+# Registers. The last program of a kernel that sums, which adds up, wants more; then a multiprocessor takes two or three.
+_SUMMING = {"maxnreg": 128}
 _LAST_FIRST = True  # whether a kernel that reads rows again begins with those that were read last
 MAX_PARTS = 3  # that the kernels know of
 _all_counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
@@ -167,7 +169,7 @@ class _FusedNormReLU(torch.autograd.Function):
         common = (total, grad_out, mean, var, weight, bias)
         kernels.gradient_sums[plan.grid](
             *common, partial, _counters(ctx.norm), sums, grad_weight, grad_bias, *plan.bounds, ctx.norm.eps,
-            **plan.how, **plan.adding,
+            **plan.how, **plan.adding, **_SUMMING,
         )  # fmt: skip
         kernels.gradient_input[plan.grid](
             *common, grad_total, sums, grad, *plan.bounds, ctx.norm.eps,
@@ -228,7 +230,7 @@ def _moments(x: Tensor, residual: Tensor | None, norm: nn.BatchNorm2d, plan: _La
     mean, var = moments.unbind()
     kernels.moments[plan.grid](
         x, residual, total, partial, _counters(norm), mean, var, norm.running_mean, norm.running_var,
-        *plan.bounds, norm.momentum, HAS_RESIDUAL=residual is not None, **plan.how, **plan.adding,
+        *plan.bounds, norm.momentum, HAS_RESIDUAL=residual is not None, **plan.how, **plan.adding, **_SUMMING,
     )  # fmt: skip
     return total, mean, var
 
