@@ -40,7 +40,7 @@ except ImportError:  # Triton comes with PyTorch's CUDA builds only
 
 _PROGRAMS, _TILE, _WARPS = 512, 4096, 4  # about four programs for each multiprocessor of a large card; values; warps
 _MOST_TILES = 4096  # of a part, whose moments one program adds up
-# Registers. The last program of a kernel that sums, which adds up, wants more; then a multiprocessor takes two or three.
+# Of the last program, which adds up, a kernel that sums would take more, and fewer programs would run at once.
 _SUMMING = {"maxnreg": 128}
 _LAST_FIRST = True  # whether a kernel that reads rows again begins with those that were read last
 MAX_PARTS = 3  # that the kernels know of
