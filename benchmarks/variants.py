@@ -19,7 +19,6 @@ from record import Arguments, end_with, save
 from speed import FAST, Steps, images, open_session, seconds
 
 from crosel.data import Dataset
-from crosel.nn.convolution import Conv3x3
 from crosel.nn.cuda import StreamPool
 from crosel.training.devices import pick_device
 
@@ -39,7 +38,7 @@ def off(form: str) -> AbstractContextManager[object]:
     if form == "tiles":
         return mock.patch("crosel.nn.fused.divides_parts", return_value=False)
     if form == "convolutions":
-        return mock.patch.object(Conv3x3, "_plan", return_value=None)
+        return mock.patch("crosel.nn.convolution._takes_kernels", return_value=False)
     return nullcontext()
 
 
