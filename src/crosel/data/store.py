@@ -367,7 +367,7 @@ class StoredImages:
     def _summarise(self, header: bytes) -> tuple[str, NDArray[np.int64]]:
         digest, counts = hashlib.sha256(header), np.zeros((self.shape[1], 256), np.int64)
         with ThreadPoolExecutor(1) as pool:
-            for _, pixels in chunks(self, max(1, (1 << 24) // self._reader.width)):
+            for _, pixels in chunks(self, max(1, _PART // self._reader.width)):
                 counted = pool.submit(channel_counts, pixels)
                 digest.update(_bytes(pixels))
                 counts += counted.result()

@@ -7,8 +7,9 @@ for ImageNet-1k with t = 3).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class MemoryBank(nn.Module):
     Row t-1 is the newest epoch, row 0 the oldest; label -1 marks an empty entry.
     """
 
+    tables: ClassVar[Mapping[str, int]] = {"labels": 1, "confidence": 1}
     labels: Tensor
     confidence: Tensor
 

@@ -18,9 +18,12 @@ Rules that make checkpoints, resuming and CUDA graphs work for every method:
 Rules that make several processes learn what one would (`utils.distributed`; with one process they change nothing):
 
 * A batch holds this rank's rows of the drawn batch. A loss is a mean over them. State is the same on every rank, so
-  whatever changes it is gathered first: `self.write(table, batch, rows)`, `self.all_gather(values, batch)`. Numbers are
-  drawn for the whole batch (`len(batch.global_index)`); then `self.world.local_shard` takes this rank's.
-* `observe` sees this rank's rows; `end_epoch` gathers the results.
+  whatever changes it is gathered first: `self.all_gather(values, batch)`. Numbers are drawn for the whole batch
+  (`len(batch.global_index)`); then `self.world.local_shard` takes this rank's.
+* A table has a row for each example. `self.read(table, batch)` and `self.write(table, batch, rows)` know where each row
+  is: every rank has all of them, or, if the class names the buffer in `tables`, only those of the examples `self.rows`.
+  `problem.own_candidates` are the sets that the rows of such a table begin with.
+* `observe` sees this rank's rows, which are `self.rows`; `end_epoch` gathers the results.
 """
 
 from __future__ import annotations
@@ -79,12 +82,21 @@ class Problem:
     """All that a method may know about its run: the candidate sets (bool [n, k]), the number of epochs, and how likely
     each candidate is by those who gave it (float32 [n, k], of any scale; None: they did not say).
 
-    `n` and `classes` are the sizes of the sets' matrix.
+    `n` and `classes` are the sizes of the sets' matrix; `rows` are the examples that this rank makes tables for.
     """
 
     candidates: Tensor
     epochs: int
     weights: Tensor | None = None
+    own_rows: slice | None = None  # None: all
+
+    @property
+    def rows(self) -> slice:
+        return slice(0, self.n) if self.own_rows is None else self.own_rows
+
+    @property
+    def own_candidates(self) -> Tensor:
+        return self.candidates[self.rows]
 
     @property
     def n(self) -> int:
@@ -152,7 +164,8 @@ class Losses:
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """What a method says about the labels of its training set; one row per network, [v, n]."""
+    """What a method says about the labels of its training set; one row per network, [v, n]. While several ranks train,
+    all but `labels` and `selected` may be of this rank's examples only."""
 
     labels: Tensor  # int64, the label each network would give; -1 where it has none
     confidence: Tensor  # float32, how sure it has been of late
@@ -177,6 +190,7 @@ class Method(nn.Module, ABC):
     Settings: ClassVar[type[MethodSettings]]
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
     view_defaults: ClassVar[Mapping[str, Any]] = {}  # settings of `augment` for which it has other defaults
+    tables: ClassVar[Mapping[str, int]] = {}  # buffers that ranks share out, and which dimension counts the examples
     best_on: ClassVar[Literal["many rows", "few rows"] | None] = None  # of features: where it did best of all methods
 
     settings: MethodSettings  # a method states its own class of settings here, for type checkers
@@ -190,6 +204,7 @@ class Method(nn.Module, ABC):
         super().__init__()
         self.settings = settings
         self.problem = problem
+        self.rows = problem.rows  # the examples whose rows of `tables` this process has
         self.networks = nn.ModuleList(make_network() for _ in range(networks))
         # The run folder keeps the candidate sets; no need to write them into every checkpoint again.
         self.register_buffer("candidates", problem.candidates, persistent=False)
@@ -236,9 +251,72 @@ class Method(nn.Module, ABC):
         """Return the values of the whole batch, gathered from each rank's values of its own rows."""
         return self.world.all_gather(values, len(batch.global_index))
 
+    def read(self, table: Tensor, batch: Batch) -> Tensor:
+        """This batch's rows of a table [n, ...], wherever they are."""
+        if len(table) == self.problem.n:
+            return table[batch.index]
+        at, ours = self._places(batch)
+        rows = table[at.clamp(0, len(table) - 1)]
+        rows = torch.where(ours.view(-1, *[1] * (rows.ndim - 1)), rows, torch.zeros_like(rows))
+        return self.world.local_shard(self.world.all_reduce(rows))  # one rank has each; the others add nothing
+
     def write(self, table: Tensor, batch: Batch, rows: Tensor) -> None:
         """Write this batch's rows into a table [n, ...], with the rows of all other ranks."""
-        table[batch.global_index] = self.all_gather(rows, batch)
+        rows = self.all_gather(rows, batch)
+        if len(table) == self.problem.n:
+            table[batch.global_index] = rows
+            return
+        at, ours = self._places(batch)
+        table[at[ours]] = rows[ours]
+
+    def _places(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Where the whole batch's rows are in this rank's part of a table, and which of them are there at all."""
+        at = batch.global_index - self.rows.start
+        return at, (at >= 0) & (at < self.rows.stop - self.rows.start)
+
+    def all_tables(self) -> dict[str, tuple[nn.Module, str, int]]:
+        """By the name in `state_dict`: the module that has the table, its name there, and the examples' dimension."""
+        return {
+            f"{prefix}.{name}".lstrip("."): (module, name, dim)
+            for prefix, module in self.named_modules()
+            for name, dim in getattr(module, "tables", {}).items()
+        }
+
+    def split_tables(self) -> None:
+        """Share out what rank 0 has whole."""
+        if self.world.size > 1:
+            self.rows = self.world.local_rows(self.problem.n)
+            for module, name, dim in self.all_tables().values():
+                setattr(module, name, self.world.scatter_table(getattr(module, name), self.problem.n, dim))
+
+    def gather_tables(self) -> dict[str, Tensor]:
+        """On rank 0: all tables as a whole, in the host's memory. On others, or if there are none: nothing."""
+        if self.world.size == 1:
+            return {}
+        found = {
+            key: self.world.gather_table(getattr(module, name), self.problem.n, dim)
+            for key, (module, name, dim) in self.all_tables().items()
+        }
+        return {key: table for key, table in found.items() if table is not None}
+
+    def join_tables(self) -> None:
+        """Have all of them on rank 0 again."""
+        for key, table in self.gather_tables().items():
+            module, name, _ = self.all_tables()[key]
+            setattr(module, name, table.contiguous().to(getattr(module, name).device))
+        if self.world.rank == 0:
+            self.rows = slice(0, self.problem.n)
+
+    def own_rows(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state with this rank's rows of all tables; those that are left out stay as they are."""
+        out, n = dict(tensors), self.problem.n
+        for key, (module, name, dim) in self.all_tables().items():
+            held = getattr(module, name)
+            if held.shape[dim] < n:
+                given = out.get(key, held)
+                whole = given.ndim == held.ndim and given.shape[dim] == n
+                out[key] = given.narrow(dim, self.rows.start, held.shape[dim]) if whole else given
+        return out
 
     # --- prediction -------------------------------------------------------------------------------------------
 

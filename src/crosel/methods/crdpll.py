@@ -23,7 +23,7 @@ hardest; we do not. The other differences: docs/methods/crdpll.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -82,6 +82,7 @@ class CRDPLL(Method):
     title = "CRDPLL"
     paper = "Wu et al., Revisiting Consistency Regularization for Deep Partial Label Learning, ICML 2022"
     Settings = CRDPLLSettings
+    tables: ClassVar[Mapping[str, int]] = {"weights": 0}
 
     settings: CRDPLLSettings
     weights: Tensor
@@ -89,7 +90,7 @@ class CRDPLL(Method):
 
     def __init__(self, settings: CRDPLLSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.register_buffer("weights", uniform_weights(problem.candidates))
+        self.register_buffer("weights", uniform_weights(problem.own_candidates))
         # Follows from the epoch alone, so checkpoints need not hold it.
         self.register_buffer("consistency", torch.zeros((), device=problem.candidates.device), persistent=False)
         self.views = unique_view_names(settings.views)
@@ -106,7 +107,7 @@ class CRDPLL(Method):
         candidates = self.candidates[batch.index]
         logits = forward_split_bn(self.networks[0], *(batch[view] for view in self.views))
         supervised = supervised_loss(logits[0], candidates)
-        consistency = consistency_loss(logits, self.weights[batch.index])
+        consistency = consistency_loss(logits, self.read(self.weights, batch))
         loss = supervised + self.consistency * consistency
         self.write(self.weights, batch, consistent_targets(logits, candidates))
         return Losses(loss, {"loss_supervised": supervised, "loss_consistency": consistency})

@@ -224,6 +224,7 @@ class CroSel(Method):
     title = "CroSel"
     paper = "Tian et al., CroSel: Cross Selection of Confident Pseudo Labels for Partial-Label Learning, CVPR 2024"
     Settings = CroSelSettings
+    tables: ClassVar[Mapping[str, int]] = {"epochs_selected": 1}  # and the banks'
     watches_training_set = True
     view_defaults: ClassVar[Mapping[str, Any]] = {"strong_ops": 1, "cutout": 0.25}
     best_on = "few rows"
@@ -247,12 +248,13 @@ class CroSel(Method):
                 "would ever be selected; raise train.epochs or lower method.warmup"
             )
         self.warmup = settings.warmup or 1
+        own = len(problem.own_candidates)
         self.banks = cast(
-            Sequence[MemoryBank], nn.ModuleList(MemoryBank(settings.bank_length, problem.n) for _ in self.networks)
+            Sequence[MemoryBank], nn.ModuleList(MemoryBank(settings.bank_length, own) for _ in self.networks)
         )
         self.register_buffer("selected", torch.zeros(settings.networks, problem.n, dtype=torch.bool))
         self.register_buffer("labels", torch.full((settings.networks, problem.n), -1, dtype=torch.int32))
-        self.register_buffer("epochs_selected", torch.zeros(settings.networks, problem.n, dtype=torch.int32))
+        self.register_buffer("epochs_selected", torch.zeros(settings.networks, own, dtype=torch.int32))
         self.register_buffer("lambda_d", torch.zeros(()), persistent=False)
         self.register_buffer("temperature", torch.ones(()), persistent=False)
         self.register_buffer("gamma_used", torch.tensor(settings.gamma))
@@ -367,27 +369,29 @@ class CroSel(Method):
             for bank in self.banks:
                 bank.shift()
             self._entry_open = True
+        ours = slice(rows.start - self.rows.start, rows.stop - self.rows.start)
         for bank, logits in zip(self.banks, outputs, strict=True):
-            bank.write(rows, torch.softmax(logits.float(), dim=1))
+            bank.write(ours, torch.softmax(logits.float(), dim=1))
 
     def end_epoch(self, epoch: int) -> None:
-        if self._entry_open:
-            self._entry_open = False
-            rows = self.world.local_rows(self.problem.n)
-            for bank in self.banks:
-                for entry in (bank.labels[-1], bank.confidence[-1]):
-                    entry.copy_(self.world.all_gather(entry[rows], self.problem.n))
+        self._entry_open = False
         s = self.settings
         gamma = ramp(s.gamma_start, s.gamma, self._progress(epoch + 1))  # of the epoch that will train on it
         self.gamma_used.fill_(gamma)
         for v, bank in enumerate(self.banks):
-            chosen = bank.select(self.candidates, gamma, s.criteria)
-            self.selected[v], self.labels[v] = chosen.mask, chosen.labels.to(torch.int32)
-        self.epochs_selected += self.selected
-        self.outside.update(self._stable(), self.labels, self.candidates)
+            chosen = bank.select(self.candidates[self.rows], gamma, s.criteria)
+            self.selected[v] = self._of_all_ranks(chosen.mask)
+            self.labels[v] = self._of_all_ranks(chosen.labels.to(torch.int32))
+        self.epochs_selected += self.selected[:, self.rows]
+        stable = torch.stack([self._of_all_ranks(mask) for mask in self._stable()])
+        self.outside.update(stable, self.labels, self.candidates)
+
+    def _of_all_ranks(self, values: Tensor) -> Tensor:
+        """Values [n] of all examples, from those of this rank's."""
+        return self.world.all_gather(values, self.problem.n)
 
     def _stable(self, outside_gamma: float | None = None) -> Tensor:
-        """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n]."""
+        """Where each network is stable and confident (β2, β3), inside S or not: bool [v, n], this rank's examples."""
         gamma, most = self.gamma_used, self.settings.outside_gamma if outside_gamma is None else outside_gamma
         if most is not None:
             gamma = gamma.clamp(max=most)  # never above γ: what is selected is stable, too

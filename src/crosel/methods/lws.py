@@ -22,7 +22,7 @@ and released code differ: docs/methods/lws.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -71,13 +71,16 @@ class LWS(Method):
     title = "LWS"
     paper = "Wen et al., Leveraged Weighted Loss for Partial Label Learning, ICML 2021"
     Settings = LWSSettings
+    tables: ClassVar[Mapping[str, int]] = {"weights": 0}
 
     settings: LWSSettings
     weights: Tensor
 
     def __init__(self, settings: LWSSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.register_buffer("weights", torch.full_like(problem.candidates, 1 / problem.classes, dtype=torch.float32))
+        self.register_buffer(
+            "weights", torch.full_like(problem.own_candidates, 1 / problem.classes, dtype=torch.float32)
+        )
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream((self.settings.view,))}
@@ -86,7 +89,7 @@ class LWS(Method):
         batch = batches["all"]
         logits = self.networks[0](batch[self.settings.view])
         terms = lws_terms if self.settings.loss == "sigmoid" else lwc_terms
-        inside, outside = terms(logits, self.candidates[batch.index], self.weights[batch.index])
+        inside, outside = terms(logits, self.candidates[batch.index], self.read(self.weights, batch))
         loss = inside + self.settings.beta * outside
         return Losses(loss, {"loss_candidates": inside, "loss_others": outside})
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -149,6 +149,7 @@ class PiCO(Method):
     title = "PiCO"
     paper = "Wang et al., PiCO: Contrastive Label Disambiguation for Partial Label Learning, ICLR 2022"
     Settings = PiCOSettings
+    tables: ClassVar[Mapping[str, int]] = {"weights": 0}
 
     settings: PiCOSettings
     weights: Tensor
@@ -166,7 +167,7 @@ class PiCO(Method):
         self.key_network = copy.deepcopy(self.networks[0]).requires_grad_(False)
         self.key_head = copy.deepcopy(self.head).requires_grad_(False)
         device, size = problem.candidates.device, min(settings.queue, problem.n)
-        self.register_buffer("weights", uniform_weights(problem.candidates))
+        self.register_buffer("weights", uniform_weights(problem.own_candidates))
         self.register_buffer("prototypes", torch.zeros(problem.classes, settings.dimensions, device=device))
         self.register_buffer("queue", F.normalize(torch.randn(size, settings.dimensions), dim=1).to(device))
         self.register_buffer("queue_labels", torch.full((size,), -1, device=device))
@@ -189,7 +190,7 @@ class PiCO(Method):
         queries = embed(self.head, features)
         labels = best_candidate(logits.detach(), candidates)
 
-        weights = self.weights[batch.index]
+        weights = self.read(self.weights, batch)
         if self.phase == "training":
             nearest = best_candidate(matmul_float32(queries.detach(), self.prototypes.T), candidates)
             weights = disambiguate(weights, nearest, self.phi)

@@ -22,7 +22,7 @@ underflowed weight can return until its label is dropped. The other differences:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -99,6 +99,7 @@ class PoP(Method):
     title = "PoP"
     paper = "Xu et al., Progressive Purification for Instance-Dependent Partial Label Learning, ICML 2023"
     Settings = PoPSettings
+    tables: ClassVar[Mapping[str, int]] = {"weights": 0, "purified": 0, "history": 1}
     best_on = "many rows"
 
     settings: PoPSettings
@@ -109,7 +110,7 @@ class PoP(Method):
 
     def __init__(self, settings: PoPSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        candidates = problem.candidates
+        candidates = problem.own_candidates
         self.register_buffer("weights", uniform_weights(candidates))
         self.register_buffer("purified", candidates.clone())
         # Epochs not yet recorded are 0: they scale a row of the mean, and `purify` does not feel scale.
@@ -124,8 +125,8 @@ class PoP(Method):
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
         logits = forward_split_bn(self.networks[0], *(batch[view] for view in self.views))
-        loss = pop_loss(logits, self.weights[batch.index])
-        self.write(self.weights, batch, proden_weights(logits[0], self.purified[batch.index]))
+        loss = pop_loss(logits, self.read(self.weights, batch))
+        self.write(self.weights, batch, proden_weights(logits[0], self.read(self.purified, batch)))
         return Losses(loss)
 
     def end_epoch(self, epoch: int) -> None:
@@ -134,8 +135,8 @@ class PoP(Method):
         if completed < self.settings.warm_up or (completed - self.settings.warm_up) % self.settings.every:
             return
         purified, weights = purify(self.history.mean(dim=0), self.purified, self.threshold)
-        changed = (purified != self.purified).sum()
-        limit = self.settings.settled * purified.numel()
+        changed = self.world.all_reduce((purified != self.purified).sum())
+        limit = self.settings.settled * self.problem.candidates.numel()
         self.threshold.copy_(raise_threshold(self.threshold, changed, limit, self.settings.growth, self.settings.cap))
         self.purified.copy_(purified)
         self.weights.copy_(weights)
@@ -143,5 +144,5 @@ class PoP(Method):
     def metrics(self) -> dict[str, float]:
         return {
             "threshold": float(self.threshold),
-            "purified_set_size": float(self.purified.sum(dim=1).float().mean()),
+            "purified_set_size": float(self.world.all_reduce(self.purified.sum())) / self.problem.n,
         }

@@ -17,7 +17,7 @@ The other differences: docs/methods/proden.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -61,13 +61,15 @@ class PRODEN(Method):
     title = "PRODEN"
     paper = "Lv et al., Progressive Identification of True Labels for Partial-Label Learning, ICML 2020"
     Settings = PRODENSettings
+    tables: ClassVar[Mapping[str, int]] = {"weights": 0}
 
     settings: PRODENSettings
     weights: Tensor
 
     def __init__(self, settings: PRODENSettings, problem: Problem, make_network: Callable[[], nn.Module]) -> None:
         super().__init__(settings, problem, make_network)
-        self.register_buffer("weights", first_weights(problem.candidates, self.log_weights))
+        own_log_weights = None if self.log_weights is None else self.log_weights[self.rows]
+        self.register_buffer("weights", first_weights(problem.own_candidates, own_log_weights))
 
     def streams(self) -> dict[str, Stream]:
         return {"all": Stream((self.settings.view,))}
@@ -75,7 +77,7 @@ class PRODEN(Method):
     def loss(self, batches: Mapping[str, Batch], generator: torch.Generator) -> Losses:
         batch = batches["all"]
         logits = self.networks[0](batch[self.settings.view])
-        loss = proden_loss(logits, self.weights[batch.index])
+        loss = proden_loss(logits, self.read(self.weights, batch))
         # The gathered rows above are a copy, so the table may change before the backward pass.
         log_weights = self.log_weights_of(batch)
         self.write(self.weights, batch, proden_weights(logits, self.candidates[batch.index], log_weights))

@@ -204,7 +204,9 @@ StartState = tuple[RunConfig, NDArray[np.bool_] | None, dict[str, Tensor], dict[
 def _start_state(session: Session) -> StartState:
     """What another rank needs to start from the same state; it reads the data from its own disk."""
     tensors, state = session.state()
-    return session.config, session.data.candidates, {name: t.cpu() for name, t in tensors.items()}, state
+    tables = {f"method.{name}" for name in session.method.all_tables()}  # shared out when training begins
+    sent = {name: t.cpu() for name, t in tensors.items() if name not in tables}
+    return session.config, session.data.candidates, sent, state
 
 
 def _join(start: StartState, build: Build) -> Session:

@@ -218,7 +218,8 @@ def build_session(
         )
     steps = math.ceil(data.n / batch_size)
     weights = torch.from_numpy(data.weights) if config.train.candidate_weights and data.weights is not None else None
-    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, weights)
+    own_rows = world.local_rows(data.n) if world.rank else None  # rank 0 begins, and ends, with all
+    problem = Problem(torch.from_numpy(data.candidates), config.train.epochs, weights, own_rows)
     method_class = find_method(config.method.name)
     # Starting values follow from the seed. torch's modules draw them from the generator of the whole process: one
     # thread at a time has it, and leaves it as it was.

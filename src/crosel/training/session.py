@@ -62,6 +62,7 @@ class Session:
     epoch_indices: dict[str, Tensor] = field(default_factory=dict)  # the examples of every step of the epoch under way
     epoch_start: Tensor | None = None  # the generator's state when the epoch under way began
     world: World = SINGLE_PROCESS  # the ranks that share the work
+    whole_tables: dict[str, Tensor] = field(default_factory=dict)  # on rank 0, while callbacks may save the state
 
     @cached_property
     def optimiser(self) -> Optimiser:
@@ -129,11 +130,20 @@ class Session:
             ]
         return found
 
+    @contextmanager
+    def tables_gathered(self) -> Iterator[None]:
+        """While it lasts, rank 0 can tell the state of all ranks. All of them call this."""
+        self.whole_tables = self.method.gather_tables()
+        try:
+            yield
+        finally:
+            self.whole_tables = {}
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and all else as JSON."""
         p = self.progress
         tensors = {
-            **add_prefix("method", self.method.state_dict()),
+            **add_prefix("method", {**self.method.state_dict(), **self.whole_tables}),
             **add_prefix("normalise", self.normalise.state_dict()),
             **optimiser_state(self.optimiser, self.method),
             **self._ema_state(),
@@ -150,7 +160,7 @@ class Session:
 
     def load_weights(self, tensors: dict[str, Tensor]) -> None:
         """All that prediction needs of a checkpoint, and the method's tables."""
-        load_tensors(self.method, strip_prefix("method", tensors))
+        load_tensors(self.method, self.method.own_rows(strip_prefix("method", tensors)))
         load_tensors(self.normalise, strip_prefix("normalise", tensors))
         if self.ema:
             self.ema.load_state_dict(strip_prefix("average", tensors))

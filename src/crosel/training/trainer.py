@@ -49,6 +49,7 @@ def fit(
     """Train to the last epoch, from where the session is, and return the rows of metrics."""
     settings, progress, method = session.config.train, session.progress, session.method
     training_advice, evaluation_advice = advise_while_training(session), advise_while_evaluating(session)
+    method.split_tables()
     with training_advice:
         train_step = TrainStep(session)
     while progress.epoch < settings.epochs:
@@ -66,8 +67,9 @@ def fit(
             with evaluation_advice:
                 recalibrate_ema(session, 1)  # few chunks: whoever asked to stop is waiting
             progress.seconds = time.perf_counter() - started
-            for callback in callbacks:
-                callback.on_checkpoint(session)
+            with session.tables_gathered():
+                for callback in callbacks:
+                    callback.on_checkpoint(session)
             raise Interrupted
         check_weights(session, epoch)
         training_seconds = time.perf_counter() - started
@@ -85,11 +87,13 @@ def fit(
             **peak_memory_mib(session.device),
         }
         progress.end_epoch(row)
-        for callback in callbacks:
-            callback.on_checkpoint(session)
-            callback.on_epoch(session, row)
+        with session.tables_gathered():
+            for callback in callbacks:
+                callback.on_checkpoint(session)
+                callback.on_epoch(session, row)
         if session.world.any_rank(stop_requested()) and epoch < settings.epochs:
             raise Interrupted
+    method.join_tables()
     return progress.rows
 
 
@@ -180,7 +184,7 @@ def reads_with_delay(device: torch.device) -> bool:
 
 def check_weights(session: Session, epoch: int) -> None:
     """No loss shows the last step's update yet: check the weights themselves before they are saved."""
-    if not bool(all_finite(session.method.state_dict().values())):
+    if not bool(session.world.all_ranks(all_finite(session.method.state_dict().values()))):
         raise divergence_error(session, epoch, "the weights are no longer finite", session.steps - 1)
 
 
@@ -198,7 +202,7 @@ def finish_epoch(session: Session, epoch: int) -> Row:
         row |= training_pass(session)
     method.end_epoch(epoch)
     row |= method.metrics()
-    row |= selection_accuracy(session, method.training_labels())
+    row |= selection_accuracy(session, method.training_labels() if data.y is not None else None)
     recalibrate_ema(session, _EMA_CHUNKS)  # due or not: a checkpoint holds it
     if due and data.x_test is not None and data.y_test is not None:
         row |= accuracies(session, data.x_test, data.y_test)

@@ -84,6 +84,14 @@ class World:
         """Sum gradients in place, and return the losses to report for the whole batch."""
         return report
 
+    def gather_table(self, own: Tensor, n: int, dim: int) -> Tensor | None:
+        """The whole of a table with n rows along `dim`, of which each rank holds its own: for rank 0, on the host."""
+        return own
+
+    def scatter_table(self, table: Tensor, n: int, dim: int) -> Tensor:
+        """This rank's rows of a table that rank 0 holds whole; in `table` the others have room for theirs."""
+        return table
+
     def average_buffers(self, tensors: Sequence[Tensor], batch: int) -> None:
         """Give every rank the mean over ranks, by share of the batch, of each tensor."""
 
@@ -202,6 +210,37 @@ class Ranks(World):
             gradient.copy_(part.view_as(gradient))
         return dict(zip(report, values, strict=True))
 
+    def gather_table(self, own: Tensor, n: int, dim: int) -> Tensor | None:
+        rows = _plain_rows(own, dim)
+        if self.rank:
+            self._send(rows, 0)
+            return None
+        whole = rows.new_empty(n, *rows.shape[1:])
+        whole[self.local_rows(n)] = rows
+        for other in range(1, self.size):
+            self._receive(whole[shard_slice(other, self.size, n)], other)
+        return whole.movedim(0, dim).view(own.dtype)
+
+    def scatter_table(self, table: Tensor, n: int, dim: int) -> Tensor:
+        if self.rank:
+            rows = torch.empty_like(_plain_rows(table, dim))
+            self._receive(rows, 0)
+            own = rows
+        else:
+            whole = table.movedim(dim, 0)
+            for other in range(1, self.size):
+                self._send(_plain_rows(whole[shard_slice(other, self.size, n)], 0), other)
+            own = _plain_rows(whole[self.local_rows(n)].clone(), 0)
+        return own.movedim(0, dim).view(table.dtype).to(table.device).contiguous()
+
+    def _send(self, rows: Tensor, rank: int) -> None:
+        with self._collective("tables", rows):
+            torch.distributed.send(rows, rank)
+
+    def _receive(self, rows: Tensor, rank: int) -> None:
+        with self._collective("tables"):
+            torch.distributed.recv(rows, rank)
+
     @torch.no_grad()
     def average_buffers(self, tensors: Sequence[Tensor], batch: int) -> None:
         if tensors:
@@ -246,6 +285,12 @@ class Ranks(World):
                 f"rank {self.rank} of {self.size}: another rank has ended or cannot be reached "
                 f"({reason[-1] if reason else 'no message'}); the last checkpoint is intact; continue with --resume"
             ) from None
+
+
+def _plain_rows(table: Tensor, dim: int) -> Tensor:
+    """Its rows along `dim` one after the other, on the host; bools as numbers, which every backend can send."""
+    rows = table.detach().movedim(dim, 0).cpu().contiguous()
+    return rows.view(torch.uint8) if rows.dtype == torch.bool else rows
 
 
 class _AllGather(torch.autograd.Function):
