@@ -136,12 +136,12 @@ def _order_of_many(n: int, total: int, batch: int, generator: torch.Generator) -
     """The same order, one round after the other, in half the bytes, and nothing of a round that is not needed."""
     out = torch.empty(total, dtype=torch.int32)
     for start in range(0, total, n):
-        order = torch.rand(n, generator=generator).argsort().int()
         end, before = min(total, start + n), out[start - start % batch : start]
+        order = torch.rand(n, generator=generator).argsort()[: end - start + len(before)].int()  # never more is used
         if len(before):
             seen = torch.zeros(n, dtype=torch.bool)
-            seen[before] = True
-            seen = seen[order]
+            seen[before.long()] = True
+            seen = seen[order.long()]
             fresh = order[~seen]
             order = fresh if len(fresh) >= end - start else torch.cat([fresh, order[seen]])
         out[start:end] = order[: end - start]

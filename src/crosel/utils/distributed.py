@@ -211,35 +211,40 @@ class Ranks(World):
         return dict(zip(report, values, strict=True))
 
     def gather_table(self, own: Tensor, n: int, dim: int) -> Tensor | None:
-        rows = _plain_rows(own, dim)
         if self.rank:
-            self._send(rows, 0)
+            for part in _parts(own, dim):
+                self._send(part, 0)
             return None
-        whole = rows.new_empty(n, *rows.shape[1:])
-        whole[self.local_rows(n)] = rows
-        for other in range(1, self.size):
-            self._receive(whole[shard_slice(other, self.size, n)], other)
-        return whole.movedim(0, dim).view(own.dtype)
+        shape = [n if d == dim else size for d, size in enumerate(own.shape)]
+        whole = torch.empty(shape, dtype=own.dtype)
+        for all_rows, part in zip(_parts(whole, dim), _parts(own, dim), strict=True):
+            all_rows[self.local_rows(n)] = part
+            for other in range(1, self.size):
+                self._receive(all_rows[shard_slice(other, self.size, n)], other)
+        return whole
 
     def scatter_table(self, table: Tensor, n: int, dim: int) -> Tensor:
         if self.rank:
-            rows = torch.empty_like(_plain_rows(table, dim))
-            self._receive(rows, 0)
-            own = rows
-        else:
-            whole = table.movedim(dim, 0)
+            for part in _parts(table, dim):
+                self._receive(part, 0)
+            return table
+        for part in _parts(table, dim):
             for other in range(1, self.size):
-                self._send(_plain_rows(whole[shard_slice(other, self.size, n)], 0), other)
-            own = _plain_rows(whole[self.local_rows(n)].clone(), 0)
-        return own.movedim(0, dim).view(table.dtype).to(table.device).contiguous()
+                self._send(part[shard_slice(other, self.size, n)], other)
+        own = self.local_rows(n)
+        return table.narrow(dim, own.start, own.stop - own.start).clone(memory_format=torch.contiguous_format)
 
     def _send(self, rows: Tensor, rank: int) -> None:
+        rows = rows.detach().cpu()
         with self._collective("tables", rows):
-            torch.distributed.send(rows, rank)
+            torch.distributed.send(rows.view(torch.uint8), rank)  # not every backend can send all kinds
 
     def _receive(self, rows: Tensor, rank: int) -> None:
+        buffer = rows if rows.device.type == "cpu" else torch.empty_like(rows, device="cpu")
         with self._collective("tables"):
-            torch.distributed.recv(rows, rank)
+            torch.distributed.recv(buffer.view(torch.uint8), rank)
+        if buffer is not rows:
+            rows.copy_(buffer)
 
     @torch.no_grad()
     def average_buffers(self, tensors: Sequence[Tensor], batch: int) -> None:
@@ -287,10 +292,9 @@ class Ranks(World):
             ) from None
 
 
-def _plain_rows(table: Tensor, dim: int) -> Tensor:
-    """Its rows along `dim` one after the other, on the host; bools as numbers, which every backend can send."""
-    rows = table.detach().movedim(dim, 0).cpu().contiguous()
-    return rows.view(torch.uint8) if rows.dtype == torch.bool else rows
+def _parts(table: Tensor, dim: int) -> list[Tensor]:
+    """Tables with a row for each example, of one whose examples are counted by dimension 0 or 1: without a copy."""
+    return list(table.unbind(0)) if dim else [table]
 
 
 class _AllGather(torch.autograd.Function):
