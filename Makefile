@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo docs test lint types soak audit lock clean
+.PHONY: demo docs test tests lint types soak audit lock clean
 
 # Python files are compiled when they are first imported, and then kept: most of what is installed never is.
 unexport PYTHONDONTWRITEBYTECODE
@@ -42,8 +42,12 @@ docs: $(VENV)/ready-dev
 	$(BIN)/python -m sphinx -W --keep-going --quiet --fresh-env --builder html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
+# Types beside the tests, which now and then leave a core idle.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
 # Files in the order of their names: by number of tests, as xdist would have it, the demo alone is left at the end.
-test: lint types
+tests: $(VENV)/ready-dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-fail-under=90
 
 # The long forms of the fault tests (docs/trust.md), under 20 minutes on two idle cores.

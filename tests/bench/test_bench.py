@@ -167,8 +167,9 @@ def test_two_at_once_and_one_fails(tmp_path: Path) -> None:
     assert run_suite(suite, tmp_path, jobs=2, device="cpu", on="local", settings=())[1].status == "skipped"
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_network_of_the_users_own(own_network: str, tmp_path: Path) -> None:
-    """Code that a suite names is imported only if that is said, by every run's own process."""
+    """Code that a suite names is imported only if that is said, also to every run's own process."""
     suite = tiny({"network.name": ["small-cnn", own_network]}, {"method": "cc"})
     out, name = tmp_path / "out", "digits-q0.3/cc-name=net_of_a_user_make-seed0"
     with pytest.raises(UserError) as refused:
@@ -177,12 +178,14 @@ def test_a_network_of_the_users_own(own_network: str, tmp_path: Path) -> None:
         f"tiny.yaml, run {name}: network '{own_network}' is code from outside crosel; add --trust-code if you trust it"
     )
     assert not out.exists()
-    (own,) = run_suite(suite, out, device="cpu", only="*user*", trust_code=True)
-    assert (own.run.name, own.status, own.line.split()[0]) == (name, "done", "run")
-    _, again = run_suite(suite, out, device="cpu", only=["*user*", "*small-cnn*"], trust_code=True)
+    (own,) = run_suite(suite, out, on="here", device="cpu", only="*user*", trust_code=True)
+    assert (own.run.name, own.status) == (name, "done")
+    words = command(own.run, own.folder, "cpu", trust_code=True)
+    assert words == [*command(own.run, own.folder, "cpu"), "--trust-code"]
+    _, again = run_suite(suite, out, on="here", device="cpu", only=["*user*", "*small-cnn*"], trust_code=True)
     assert again.status == "skipped"
     # What is done imports nothing.
-    assert [result.status for result in run_suite(suite, out, device="cpu")] == ["skipped", "skipped"]
+    assert [result.status for result in run_suite(suite, out, on="here", device="cpu")] == ["skipped", "skipped"]
     plain, trusted = list_lines(expand(suite), trust_code=True)
     assert trusted == f"{list_lines(expand(suite))[1]} --trust-code"
     assert plain == list_lines(expand(suite))[0]

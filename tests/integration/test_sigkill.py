@@ -46,11 +46,13 @@ def stray(run: Path) -> list[str]:
 
 def chosen_moments() -> Iterator[Any]:
     for number, name in enumerate(WRITES, start=1):
+        if name in ("checkpoint 2", "checkpoint 4"):  # nothing but the number tells them from 1 and 3
+            continue
         yield pytest.param("os:fsync", number, "half", id=f"{name} half written")
         renamed = number + (PLOTS if name == "done" else 0)
         if name in ("config.yaml", "checkpoint 3", "done"):
             yield pytest.param("os:replace", renamed, "before", id=f"{name} written but not renamed")
-        if name not in ("checkpoint 2", "checkpoint 3", "selection.npz", "predictions.npz", "report.html"):
+        if name not in ("checkpoint 3", "selection.npz", "predictions.npz", "report.html"):
             yield pytest.param("os:replace", renamed, "after", id=f"{name} just renamed")
     yield pytest.param("os:replace", len(WRITES) + 5, "before", id="a plot written but not renamed")
     for epoch in (1, 4):

@@ -166,10 +166,10 @@ def test_a_disk_that_refuses(
 
 def chosen_moments() -> Iterator[Any]:
     """While a checkpoint is hashed, written and renamed, and while training goes on beside it."""
-    for number in range(5, 9):  # the four checkpoints come after four other files
+    for number in (5, 7):  # the four checkpoints come after four other files
         yield pytest.param("os:fsync", number, "half", 0.0, id=f"file {number} half written")
         yield pytest.param("os:replace", number, "before", 0.0, id=f"file {number} written but not renamed")
-    for number in (1, 2, 4):
+    for number in (1, 4):
         yield pytest.param(
             "crosel.training.checkpoint:prune", number, "before", 0.0, id=f"before old ones go, {number}"
         )
