@@ -37,6 +37,10 @@ def recorded() -> list[float]:
         row = json.loads(line)
         for metric in ("accuracy", "labels_right"):
             found["photographs", row["method"], metric].append(100 * row[metric])
+    for line in (ROOT / "results" / "fine-tuning" / "rows.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        for metric in ("test_accuracy", "test_accuracy_1", "test_accuracy_2"):
+            found["fine-tuning", row["source"], metric].append(100 * row[metric])
     return [value for values in found.values() for value in (*values, fmean(values))]
 
 
