@@ -23,7 +23,7 @@ from record import Arguments, add, chosen, done, end_with, origin, seeds
 
 from crosel.config import build_config
 from crosel.data import Dataset, load
-from crosel.data.dataset import hold_out, make_dataset
+from crosel.data.dataset import hold_out, make_dataset, only_rows
 from crosel.runs.result import Result
 from crosel.training import metrics
 from crosel.training.build import build_session, resolve
@@ -34,6 +34,16 @@ def digits() -> Dataset:
     """As 64 features."""
     data = load("digits")
     return make_dataset(data.x.reshape(data.n, -1), y=data.y, classes=10, place="digits")
+
+
+def part(name: str, rows: int) -> Callable[[Path], Dataset]:
+    """Rows of a set, drawn at random."""
+
+    def make(folder: Path) -> Dataset:
+        data = SETS[name](folder)
+        return only_rows(data, np.random.default_rng(0).choice(data.n, rows, replace=False))
+
+    return make
 
 
 def from_errors(name: str) -> Callable[[Path], Dataset]:
@@ -51,6 +61,8 @@ SETS: dict[str, Callable[[Path], Dataset]] = {
     **{
         f"photographs, {rule}": from_errors(f"photographs, {rule}") for rule in ("uniform 0.3", "instance 0.3", "votes")
     },
+    "BirdSong, 1,500 rows": part("BirdSong", 1500),
+    "photographs, votes, 1,250 rows": part("photographs, votes", 1250),
 }
 
 # Pieces of an arm, which is named after them: "proden robust noise-0.3".
@@ -81,6 +93,8 @@ def arm(name: str) -> dict[str, Any]:
         key, _, value = piece.rpartition("-")
         if piece.startswith("own/"):
             preset = piece
+        elif "=" in piece:
+            settings.append(piece)
         else:
             settings += PIECES[piece] if piece in PIECES else [f"{VALUES[key]}={value}"]
     return {"preset": preset, "settings": settings, "method": method}
@@ -129,7 +143,7 @@ def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", default=";".join(SETS))
-    parser.add_argument("--arms", required=True, help="METHOD PIECE PIECE;…")
+    parser.add_argument("--arms", required=True, help="METHOD PIECE PIECE;…, or settings: method.queue=512")
     parser.add_argument("--splits", type=seeds, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, required=True, help="jsonl file to add to; what it has is not run again")
     parser.add_argument("--test", action="store_true", help="train on all but the test rows, and measure on these")

@@ -29,7 +29,8 @@ from crosel.data.candidates import instance_dependent, superclass, uniform
 from crosel.data.dataset import make_dataset
 from crosel.runs.environment import environment
 from crosel.runs.folds import out_of_sample
-from crosel.runs.label_error import confidence_temperature, estimate_label_error, within_sets
+from crosel.runs.label_error import OutOfSample
+from crosel.runs.result import judge_labels
 from crosel.training.build import build_session, resolve
 from crosel.training.session import Session
 from crosel.training.trainer import fit, predicted_probabilities
@@ -159,7 +160,7 @@ class Judged(NamedTuple):
     """A run, and what networks say of its examples that had not seen them."""
 
     session: Session
-    probabilities: NDArray[np.float32]
+    found: OutOfSample
     seconds: float
     seconds_folds: float
 
@@ -172,18 +173,20 @@ def judge(data: Dataset, method: str, seed: int) -> Judged:
     session = build_session(resolve(config, data), data, torch.device("cpu"))
     fit(session)
     middle = time.perf_counter()
-    probabilities = out_of_sample(session)
-    assert probabilities is not None
-    return Judged(session, probabilities, middle - start, time.perf_counter() - middle)
+    found = out_of_sample(session)
+    assert found is not None
+    return Judged(session, found, middle - start, time.perf_counter() - middle)
 
 
 def kept(run: Judged, name: str, method: str, rule: str) -> dict[str, Any]:
     """What `measure` needs."""
     data = run.session.data
     return {
-        "in_sample": predicted_probabilities(run.session, data.x).float().numpy(), "out_of_sample": run.probabilities,
+        "in_sample": predicted_probabilities(run.session, data.x).float().numpy(),
+        "out_of_sample": run.found.probabilities,
         "candidates": data.candidates, "y": data.y, "set": name, "method": method, "rule": rule,
         "seconds": run.seconds, "seconds_folds": run.seconds_folds,
+        **({} if run.found.witness is None else {"witness": run.found.witness}),
     }  # fmt: skip
 
 
@@ -195,9 +198,8 @@ def measure(found: Mapping[str, Any]) -> dict[str, Any]:
     if rule == "superclass":
         groups = np.array(ANIMALS)
         possible = (sets[:, :, None] & (groups[:, None] == groups[None, :])).any(axis=1)
-    error = estimate_label_error(p, sets, rule != "real", possible, selects=str(found["method"]) == "crosel")
-    temperature = confidence_temperature(p, sets, error)
-    labels, labels_before = (np.where(sets, table, -1.0).argmax(axis=1) for table in (p, before))
+    labels, confidence, error = judge_labels(OutOfSample(p, found.get("witness")), sets, rule != "real", possible)
+    labels_before = np.where(sets, before, -1.0).argmax(axis=1)
     return {
         "set": str(found["set"]), "method": str(found["method"]), "rule": rule, "n": len(y), "classes": sets.shape[1],
         "mean_size": sets.sum(axis=1).mean(), "truth_in_set": sets[rows, y].mean(),
@@ -207,10 +209,9 @@ def measure(found: Mapping[str, Any]) -> dict[str, Any]:
             for name in ("outside", "answers", "labels")
             for end, value in zip(("", "_low", "_high"), getattr(error, name), strict=True)
         },
-        "temperature": temperature,
         "ece_in_sample": calibration_error(before[rows, labels_before], labels_before == y),
         "ece_out_of_sample_all_classes": calibration_error(p[rows, labels], labels == y),
-        "ece_confidence": calibration_error(within_sets(p, sets, temperature)[rows, labels], labels == y),
+        "ece_confidence": calibration_error(confidence, labels == y),
         "seconds": float(found["seconds"]), "seconds_folds": float(found["seconds_folds"]),
     }  # fmt: skip
 

@@ -87,11 +87,11 @@ def flagged(result: Result, truth: NDArray[np.int64], missing: NDArray[np.bool_]
 
 def measure(name: str, method: str, run: Judged) -> dict[str, Any]:
     """What a run's review would show, with and without folds."""
-    session, judged, data = run.session, run.probabilities, run.session.data
+    session, judged, data = run.session, run.found, run.session.data
     assert data.candidates is not None
     assert data.y is not None
     missing = ~data.candidates[np.arange(data.n), data.y]
-    share, _ = fit_missing(missing_odds(judged, data.candidates))
+    share, _ = fit_missing(missing_odds(judged.probabilities, data.candidates))
     row = {
         "set": name, "method": method, "n": data.n, "first": FIRST, "missing": int(missing.sum()),
         "missing_estimate": share, **shown(Result.of(session), data.y, "_no_folds"),

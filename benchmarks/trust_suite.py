@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -150,7 +151,9 @@ def run_judged(asked: tuple[Any, ...], folder: Path, keep: Path | None) -> dict[
     judged = label_error.judge(data, method, seed)
     found = label_error.kept(judged, name, method, rule)
     if keep is not None:
-        arrays = {what: found[what] for what in ("in_sample", "out_of_sample", "candidates", "y")}
+        arrays = {
+            what: found[what] for what in ("in_sample", "out_of_sample", "witness", "candidates", "y") if what in found
+        }
         keep.mkdir(parents=True, exist_ok=True)
         np.savez(keep / f"{name}|{method}|{seed}.npz", **arrays)
     errors = label_error.rounded(label_error.measure(found))
@@ -165,6 +168,7 @@ def run_all(args: Any) -> None:
     begin, end = time.monotonic(), time.monotonic() + 60 * args.minutes
     known = {json.dumps([row["part"], row["asked"]]) for row in read(args.out) if "error" not in row}
     left = [cell for cell in cells() if json.dumps([cell.part, list(cell.asked)]) not in known]
+    left = [cell for cell in left if re.fullmatch(args.only, " ".join(map(str, (cell.part, *cell.asked))))]
     folder = None if args.keep is None else args.keep.with_suffix(".parts")
     about, pace, done = origin("platform", "cpu_count", "numpy"), 1.0, 0
     pool = ProcessPoolExecutor(args.workers, get_context("spawn"), start_worker)
@@ -237,6 +241,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, help="jsonl file to add to; what it has is not run again")
     parser.add_argument("--keep", type=Path, help="npz file for out-of-sample probabilities")
+    parser.add_argument("--only", default=".*", help="pattern of cells: label_error .* crosel 0")
     parser.add_argument("--workers", type=count, default=10)
     parser.add_argument("--minutes", type=positive, default=8.5)
     args = parser.parse_args()

@@ -12,9 +12,9 @@ from crosel.config import build_config
 from crosel.data.dataset import make_dataset
 from crosel.errors import Diverged, Interrupted, UserError
 from crosel.runs import folds as folds_module
-from crosel.runs.folds import assign_folds, out_of_sample, read_out_of_sample
-from crosel.runs.label_error import within_sets
-from crosel.runs.result import Result, drawn_at_random
+from crosel.runs.folds import assign_folds, drawn_at_random, out_of_sample, read_out_of_sample
+from crosel.runs.label_error import OutOfSample, within_sets
+from crosel.runs.result import Result, judge_labels
 from crosel.training.build import better_method, build_session, resolve
 from crosel.training.trainer import fit
 from crosel.utils.console import Console
@@ -51,7 +51,7 @@ def test_one_bar_for_all_folds():
 
 
 @pytest.mark.parametrize(("images", "rows", "method", "better"), [
-    (False, 8, "pop", None), (False, 8, "crosel", "pop"), (False, 8, "cc", "pop"),
+    (False, 8, "pico", None), (False, 8, "crosel", "pico"), (False, 8, "pop", "pico"),
     (False, 5, "crosel", None), (False, 5, "proden", "crosel"), (True, 8, "crosel", None),
 ])  # fmt: skip
 def test_the_method_for_features_is_named(images, rows, method, better):
@@ -62,6 +62,17 @@ def test_the_method_for_features_is_named(images, rows, method, better):
     assert better_method(build_session(resolve(config, data), data, torch.device("cpu"))) == better
     weighed = replace(data, weights=np.ones((rows, 2), np.float32))  # which not every method learns from
     assert better_method(build_session(resolve(config, weighed), weighed, torch.device("cpu"))) is None
+
+
+@pytest.mark.parametrize(("rows", "settings", "phi", "queue"), [
+    (8, [], (0.99, 0.95), 512), (8, ["method.phi_end=0.7", "method.queue=9"], (0.99, 0.7), 9),
+    (8, ["network.hidden=[4]"], (0.95, 0.8), 8192), (5, [], (0.95, 0.8), 8192),
+])  # fmt: skip
+def test_pico_moves_its_weights_more_slowly_on_many_rows_of_features(rows, settings, phi, queue):
+    data = make_dataset(np.zeros((rows, 3)), np.ones((rows, 2), bool))
+    config = build_config(settings=["source=memory", "method.name=pico", *settings])
+    method = resolve(config, data).method
+    assert ((method.phi_start, method.phi_end), method.queue) == (phi, queue)
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 2), (11, 3), (7, 7)])
@@ -90,7 +101,7 @@ def test_no_network_judges_what_it_trained_on(monkeypatch):
 
     monkeypatch.setattr(folds_module, "build_session", build)
     run = session()
-    p = out_of_sample(run)
+    p = out_of_sample(run).probabilities
     fold = assign_folds(run.data.n, 3, run.config.seed)
     assert [set(range(60)) - rows for rows in trained] == [set(np.flatnonzero(fold == k)) for k in range(3)]
     assert p.sum(axis=1) == pytest.approx(1)
@@ -107,8 +118,44 @@ def test_a_killed_run_goes_on_with_the_next_fold(tmp_path, monkeypatch):
     assert read_out_of_sample(path, run) is None
     again = out_of_sample(run, path)
     assert len(built) == 4, "the first fold is not trained again"
-    assert (again == whole).all()
-    assert (read_out_of_sample(path, run) == whole).all()
+    for found in (again, read_out_of_sample(path, run)):
+        assert (found.probabilities == whole.probabilities).all()
+        assert found.witness is None
+
+
+def test_labels_that_networks_selected_are_judged_by_proden(tmp_path, monkeypatch):
+    by_crosel, path = session(settings=["method.name=crosel"]), tmp_path / "folds.npz"
+    shown, built, real = [], [], folds_module.build_session
+    monkeypatch.setattr(folds_module, "build_session", lambda *given: built.append(1) or real(*given))
+
+    class Watch(Console):
+        def show(self, text, done=None, total=None):
+            shown.append(done)
+
+    with pytest.raises(Interrupted):
+        out_of_sample(by_crosel, path, stop_requested=lambda: len(built) > 3)  # by PRODEN without the second part
+    found = out_of_sample(by_crosel, path, console=Watch(quiet=True))
+    assert len(built) == 8, "the part that was broken off is done again, the first is not"
+    assert shown == sorted(shown)
+    assert shown[-1] == pytest.approx(3)
+    assert (found.witness == out_of_sample(session()).probabilities).all()
+    assert not np.allclose(found.witness, found.probabilities, atol=0.01)
+    again = read_out_of_sample(path, by_crosel)
+    assert (again.witness == found.witness).all()
+
+    result = Result.of(by_crosel, out_of_sample=again)
+    sets = by_crosel.data.candidates
+    labels, confidence, error = judge_labels(found, sets)
+    assert (result.labels == np.where(sets, found.probabilities, -1).argmax(axis=1)).all()
+    assert (result.labels == labels).all()
+    assert (result.confidence == confidence).all()
+    assert result.error == error
+    np.savez(path, **{name: array for name, array in np.load(path).items() if name != "witness"})
+    assert read_out_of_sample(path, by_crosel) is None
+
+
+def test_sets_drawn_by_a_rule_need_no_witness():
+    assert out_of_sample(session(settings=["method.name=crosel", "candidates=uniform:q=0.3"])).witness is None
 
 
 def test_folds_that_diverge_leave_the_run_without_them(monkeypatch, caplog):
@@ -132,11 +179,11 @@ def test_labels_and_confidence_come_from_the_folds_and_the_weights_do_not_change
     run, bare = session(), session(settings=["train.folds=0"])
     fit(run)
     fit(bare)
-    p = out_of_sample(run)
+    found = out_of_sample(run)
     for name, tensor in bare.method.state_dict().items():
         assert torch.equal(tensor, run.method.state_dict()[name]), name
-    result, before = Result.of(run, out_of_sample=p), Result.of(bare)
-    sets = run.data.candidates
+    result, before = Result.of(run, out_of_sample=found), Result.of(bare)
+    sets, p = run.data.candidates, found.probabilities
     assert before.error is None
     assert (result.labels == np.where(sets, p, -1).argmax(axis=1)).all()
     networks = within_sets(p, sets).max(axis=1).mean()
@@ -162,7 +209,7 @@ def test_answers_outside_their_set_are_flagged_if_they_are_sure():
     p = np.full((60, 3), 0.005, np.float32)
     p[np.arange(60), run.data.y] = 0.99
     run.data.candidates[0] = np.arange(3) != run.data.y[0]
-    result = Result.of(run, out_of_sample=p)
+    result = Result.of(run, out_of_sample=OutOfSample(p))
     assert result.flag_names()[0] == "outside"
     assert result.outside_labels[0] == run.data.y[0]
     assert (result.outside_labels[1:] == -1).all()

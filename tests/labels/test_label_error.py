@@ -18,6 +18,7 @@ from crosel.runs.label_error import (
     estimate_label_error,
     fit_ranks,
     in_order,
+    judged_by,
     log_ways,
     random_sets_error,
     rank_patterns,
@@ -236,6 +237,30 @@ def test_probabilities_within_the_set_and_the_temperature():
             temperature = confidence_temperature(p, sets, LabelError(each, each, each, random_sets))
             said = 1 - within_sets(p, sets, temperature).max(axis=1).mean()
             assert said == pytest.approx(share if random_sets else max(share, networks), abs=1e-3)
+
+
+def test_a_witness_judges_the_labels_and_answers_of_others():
+    """Half of the others' labels are drawn at random, and sure: what they say themselves would not tell."""
+    rng = np.random.default_rng(0)
+    n, k = 1500, 6
+    y = rng.integers(0, k, n)
+    witness, _ = probabilities_with_truth(y, k, 0.2, rng)
+    sets = sets_by_rank(witness, y, [1.5, 1.0, 1.0, 1.0, 1.0, 1.0], np.full(n, 3), rng)
+    seen = estimate_label_error(witness, sets)
+    itself, temperature = judged_by(witness, witness, sets)
+    assert itself.labels.value == pytest.approx(seen.labels.value, abs=0.005)
+    assert itself.outside == seen.outside
+    assert temperature == confidence_temperature(witness, sets, seen)
+
+    label = np.where(rng.random(n) < 0.5, rng.integers(0, k, n), witness.argmax(axis=1))
+    others = np.full((n, k), 0.001)
+    others[np.arange(n), label] = 0.995
+    judged, _ = judged_by(witness, others, sets)
+    wrong = (np.where(sets, others, -1.0).argmax(axis=1) != y).mean()
+    assert judged.labels.value == pytest.approx(wrong, abs=0.05)
+    assert judged.answers.value == pytest.approx((label != y).mean(), abs=0.05)
+    assert judged.labels.low < wrong < judged.labels.high
+    assert judged.outside.value == answers_outside(others, sets).mean()
 
 
 def test_patterns_count_every_example_once():

@@ -191,6 +191,8 @@ class Method(nn.Module, ABC):
     watches_training_set: ClassVar[bool] = False  # True: `observe` must see every example after every epoch
     view_defaults: ClassVar[Mapping[str, Any]] = {}  # settings of `augment` for which it has other defaults
     tables: ClassVar[Mapping[str, int]] = {}  # buffers that ranks share out, and which dimension counts the examples
+    witness: ClassVar[str | None] = None  # the method whose networks judge its labels out of sample; None: its own
+    many_rows_defaults: ClassVar[Mapping[str, Any]] = {}  # of its own settings, for features
     best_on: ClassVar[Literal["many rows", "few rows"] | None] = None  # of features: where it did best of all methods
 
     settings: MethodSettings  # a method states its own class of settings here, for type checkers

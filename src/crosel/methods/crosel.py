@@ -227,6 +227,7 @@ class CroSel(Method):
     tables: ClassVar[Mapping[str, int]] = {"epochs_selected": 1}  # and the banks'
     watches_training_set = True
     view_defaults: ClassVar[Mapping[str, Any]] = {"strong_ops": 1, "cutout": 0.25}
+    witness = "proden"
     best_on = "few rows"
 
     settings: CroSelSettings

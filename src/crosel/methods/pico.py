@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -150,6 +150,8 @@ class PiCO(Method):
     paper = "Wang et al., PiCO: Contrastive Label Disambiguation for Partial Label Learning, ICLR 2022"
     Settings = PiCOSettings
     tables: ClassVar[Mapping[str, int]] = {"weights": 0}
+    many_rows_defaults: ClassVar[Mapping[str, Any]] = {"phi_start": 0.99, "phi_end": 0.95, "queue": 512}
+    best_on = "many rows"
 
     settings: PiCOSettings
     weights: Tensor

@@ -100,7 +100,6 @@ class PoP(Method):
     paper = "Xu et al., Progressive Purification for Instance-Dependent Partial Label Learning, ICML 2023"
     Settings = PoPSettings
     tables: ClassVar[Mapping[str, int]] = {"weights": 0, "purified": 0, "history": 1}
-    best_on = "many rows"
 
     settings: PoPSettings
     weights: Tensor

@@ -51,7 +51,7 @@ FREE_TO_CHANGE = {
 # Settings whose defaults are not those of version 0.1.0.
 NEW_DEFAULTS = (
     "data.resize", "network.scaling", "network.hidden", "augment.weak_feature_noise", "train.weight_decay",
-    "train.candidate_weights", "train.bf16",
+    "train.candidate_weights", "train.bf16", "method.phi_start", "method.phi_end", "method.queue",
 )  # fmt: skip
 # What a run leaves behind if it is killed before its config is written.
 _BEFORE_CONFIG = {"checkpoints", "candidates.npz", "environment.json", "metrics.jsonl"}
@@ -160,9 +160,9 @@ class RunFolder:
             return config
         sections: dict[str, Any] = {}
         for section, _, name in (full.partition(".") for full in NEW_DEFAULTS):
-            settings = sections.get(section, getattr(config, section))
-            if name not in settings.model_fields_set:
-                sections[section] = settings.model_copy(update={name: getattr(getattr(old, section), name)})
+            settings, own = sections.get(section, getattr(config, section)), getattr(old, section)
+            if name not in settings.model_fields_set and type(own) is type(settings) and hasattr(own, name):
+                sections[section] = settings.model_copy(update={name: getattr(own, name)})
         return config.model_copy(update=sections)
 
     @contextmanager

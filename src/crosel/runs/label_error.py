@@ -19,9 +19,13 @@ wrong answer in the set could not be told from a right one. What ties it down:
 
     w_1 = c w_2        a wrong first answer is c times as likely a candidate as a wrong second one
 
-Networks that learn from labels they select themselves say less of the second label than others do: c is larger there.
 Nobody can check c for a new set: the interval holds the estimates for a range of c, and on each side the sampling error
 (bootstrap). docs/labels.md says where c comes from.
+
+Networks that learn from labels they select themselves, as CroSel's do, say next to nothing of the second label: a wrong
+label that they learned looks like a right one. Their labels are judged by a *witness*, PRODEN's network, trained on the
+same folds (`judged_by`): its error rates are estimated as above, and its probabilities within the sets, at the
+temperature that goes with them, say how likely each label and each answer of the others is right.
 """
 
 from __future__ import annotations
@@ -40,12 +44,18 @@ Bools = NDArray[np.bool_]
 
 HEAD = 6  # ranks with a weight of their own; the others share one
 FIRST_TO_SECOND: tuple[float, ...] = (1.0, 1.5, 4.0)  # c: the least, the best guess, the most
-FIRST_TO_SECOND_SELECTED: tuple[float, ...] = (1.5, 3.0, 6.0)  # the same where networks learn from labels they selected
 RESAMPLES = 40  # for a standard error
 SERIOUS = 0.1  # so many wrong labels, at the least, are something to be warned of
 CONVERGED = 1e-7  # of the mean log likelihood
 NORMAL_95 = 1.96
 _TINY = 1e-12
+
+
+class OutOfSample(NamedTuple):
+    """Probabilities [n, k] of the training examples by networks that did not train on them."""
+
+    probabilities: NDArray[np.float32]
+    witness: NDArray[np.float32] | None = None  # the same by another method, where networks select what they learn
 
 
 class Interval(NamedTuple):
@@ -298,15 +308,13 @@ def estimate_label_error(
     candidates: Bools,
     random_sets: bool = False,
     possible: Bools | None = None,
-    selects: bool = False,
     seed: int = 0,
 ) -> LabelError:
     """Error rates of answers and labels from out-of-sample probabilities [n, k] and candidate sets [n, k].
 
-    `random_sets`: wrong candidates were drawn at random, from `possible` [n, k] (default: all labels). `selects`: the
-    networks learned from labels that they selected themselves.
+    `random_sets`: wrong candidates were drawn at random, from `possible` [n, k] (default: all labels).
     """
-    n, range_of_c = len(candidates), FIRST_TO_SECOND_SELECTED if selects else FIRST_TO_SECOND
+    n, range_of_c = len(candidates), FIRST_TO_SECOND
     if random_sets:
         range_of_c = range_of_c[1:2]  # it does not matter
     outside = wilson(float(answers_outside(probabilities, candidates).sum()), n)
@@ -334,6 +342,23 @@ def estimate_label_error(
     )
 
 
+def judged_by(witness: NDArray[Any], probabilities: NDArray[Any], candidates: Bools) -> tuple[LabelError, float]:
+    """Error rates of the answers and labels that `probabilities` name, and the witness's temperature.
+
+    The intervals also cover what the networks say themselves: they may be better than the witness.
+    """
+    seen, own = estimate_label_error(witness, candidates), estimate_label_error(probabilities, candidates)
+    named, found = [probabilities.argmax(axis=1), np.where(candidates, probabilities, -1.0).argmax(axis=1)], []
+    for share in seen.labels:
+        chances = within_sets(witness, candidates, temperature_of(witness, candidates, share))
+        found.append([1 - chances[np.arange(len(chances)), label].mean() for label in named])
+    answers, labels = (
+        _interval(value, min(low, before.low), max(high, before.high), len(candidates))
+        for (value, low, high), before in zip(np.transpose(found), (own.answers, own.labels), strict=True)
+    )
+    return LabelError(own.outside, answers, labels, False), confidence_temperature(witness, candidates, seen)
+
+
 def _interval(value: float, low: float, high: float, n: int) -> Interval:
     """Never narrower than what the true labels of all n examples would give."""
     known = wilson(value * n, n)
@@ -353,9 +378,15 @@ def confidence_temperature(probabilities: NDArray[Any], candidates: Bools, error
 
     Or as near as it gets. An estimate that rests on c makes labels less sure than the networks are, but never surer.
     """
-    coldest, hottest = np.log(0.02) if error.random_sets else 0.0, np.log(100.0)
+    found = temperature_of(probabilities, candidates, error.labels.value)
+    return found if error.random_sets else max(1.0, found)
+
+
+def temperature_of(probabilities: NDArray[Any], candidates: Bools, wrong: float) -> float:
+    """The temperature, or the nearest, at which labels seem wrong that often."""
+    coldest, hottest = np.log(0.02), np.log(100.0)
     for _ in range(40):  # the hotter, the less sure
         middle = (coldest + hottest) / 2
         sure = within_sets(probabilities, candidates, float(np.exp(middle))).max(axis=1).mean()
-        coldest, hottest = (middle, hottest) if sure > 1 - error.labels.value else (coldest, middle)
+        coldest, hottest = (middle, hottest) if sure > 1 - wrong else (coldest, middle)
     return float(np.exp((coldest + hottest) / 2))

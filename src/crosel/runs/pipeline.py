@@ -27,7 +27,8 @@ from crosel.nn.factory import network_name
 from crosel.runs.corrections import apply_corrections, read_corrections
 from crosel.runs.environment import command_line, environment, hardware
 from crosel.runs.folder import Recorder, RunFolder, load_data, with_full_paths
-from crosel.runs.folds import out_of_sample
+from crosel.runs.folds import out_of_sample, witness_of
+from crosel.runs.label_error import OutOfSample
 from crosel.runs.result import Result
 from crosel.training.build import better_method, build_session, check_batch_size, resolve
 from crosel.training.callbacks import LoggerCallback, check_loggers
@@ -173,7 +174,9 @@ def _plan(session: Session, about: Mapping[str, Any]) -> str:
     """What a run is going to do."""
     config, networks = session.config, len(session.method.networks)
     name = network_name(config.network, session.data.shape)
-    folds = f", then {config.train.folds} times for labels out of sample" if config.train.folds else ""
+    beside = witness_of(session)
+    witness = f", and {beside.title} as often," if beside else ""
+    folds = f", then {config.train.folds} times{witness} for labels out of sample" if config.train.folds else ""
     return (
         f"train: {session.method.title}, {counted(networks, 'network')} ({name}), {config.train.epochs} epochs of "
         f"{counted(session.steps, 'step')}, on {hardware(about)}{folds}"
@@ -222,7 +225,7 @@ def finish(
     folder: RunFolder,
     session: Session,
     write_report: ReportWriter | None = None,
-    judged: NDArray[np.float32] | None = None,
+    judged: OutOfSample | None = None,
 ) -> None:
     """Write what a finished run leaves behind; `done` comes last."""
     result = Result.of(session, with_test=True, out_of_sample=judged)

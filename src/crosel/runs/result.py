@@ -21,15 +21,18 @@ import torch
 from numpy.typing import NDArray
 
 from crosel.data import Dataset
-from crosel.data.candidates import parse_rule, row_chunks
+from crosel.data.candidates import row_chunks
 from crosel.errors import UserError
 from crosel.methods.bank import agreed_labels, label_is_candidate
 from crosel.methods.base import TrainingLabels
+from crosel.runs.folds import drawn_at_random
 from crosel.runs.label_error import (
     LabelError,
+    OutOfSample,
     answers_outside,
     confidence_temperature,
     estimate_label_error,
+    judged_by,
     within_sets,
 )
 from crosel.runs.labels import FLAGS, SELECTED, read_labels, write_labels
@@ -186,7 +189,7 @@ class Result:
         session: Session,
         outside_gamma: float | None = None,
         with_test: bool = False,
-        out_of_sample: NDArray[np.float32] | None = None,
+        out_of_sample: OutOfSample | None = None,
     ) -> Result:
         """Label the training set in one pass; a label is the most probable one inside the candidate set.
 
@@ -212,7 +215,7 @@ class Result:
         if out_of_sample is not None:
             asked = getattr(session.config.method, "outside_gamma", None) if outside_gamma is None else outside_gamma
             judged = judge(out_of_sample, session, labels, [FLAGS[flag] for flag in flags], asked)
-            p, labels, confidence, flags, outside, error = out_of_sample, *judged
+            p, labels, confidence, flags, outside, error = out_of_sample.probabilities, *judged
         return cls(
             examples, labels, confidence, flags,
             selected=None if chosen is None else chosen.selected.sum(dim=0).cpu().numpy(),
@@ -341,7 +344,7 @@ def _training_labels(session: Session, outside_gamma: float | None, judged: bool
 
 
 def judge(
-    probabilities: NDArray[np.float32],
+    found: OutOfSample,
     session: Session,
     trained: NDArray[np.int64],
     flags: list[str],
@@ -354,14 +357,12 @@ def judge(
     """
     sets = session.data.candidates
     assert sets is not None
-    selects = session.method.training_labels() is not None
-    error = estimate_label_error(probabilities, sets, *drawn_at_random(session), selects=selects)
-    temperature = confidence_temperature(probabilities, sets, error)
-    labels = np.where(sets, probabilities, -1.0).argmax(axis=1)
-    confidence = within_sets(probabilities, sets, temperature).max(axis=1).astype(np.float32)
+    probabilities, selects = found.probabilities, session.method.training_labels() is not None
+    labels, confidence, error = judge_labels(found, sets, *drawn_at_random(session))
     if gamma is None:
         outside = missed_labels(probabilities, sets)
     else:
+        temperature = confidence_temperature(probabilities, sets, error)
         answers = within_sets(probabilities, np.ones_like(sets), temperature)
         outside = np.where(answers_outside(answers, sets) & (answers.max(axis=1) >= gamma), answers.argmax(axis=1), -1)
     disputed = (np.array(flags) == "disputed") | (labels != trained)
@@ -370,18 +371,19 @@ def judge(
     return labels, confidence, _flags(outside, disputed, unsure), outside, error
 
 
-def drawn_at_random(session: Session) -> tuple[bool, NDArray[np.bool_] | None]:
-    """Whether wrong candidates were drawn at random by a rule, and from which labels [n, k] (None: all)."""
-    data, text = session.data, session.config.candidates
-    rule = parse_rule(text) if text else None
-    if rule is None or rule.name not in ("uniform", "uniform-sets", "superclass") or rule.values.get("eta"):
-        return False, None
-    if rule.name != "superclass":
-        return True, None
-    assert data.groups is not None
-    assert data.candidates is not None
-    groups = np.array(data.groups)
-    return True, (data.candidates[:, :, None] & (groups[:, None] == groups[None, :])).any(axis=1)
+def judge_labels(
+    found: OutOfSample, sets: NDArray[np.bool_], random_sets: bool = False, possible: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float32], LabelError]:
+    """Labels, the chance that each is right, and how many are wrong."""
+    p, witness = found
+    if witness is None:
+        witness, error = p, estimate_label_error(p, sets, random_sets, possible)
+        temperature = confidence_temperature(p, sets, error)
+    else:
+        error, temperature = judged_by(witness, p, sets)
+    labels = np.where(sets, p, -1.0).argmax(axis=1)
+    chances = within_sets(witness, sets, temperature)
+    return labels, chances[np.arange(len(labels)), labels].astype(np.float32), error
 
 
 def flag_rows(

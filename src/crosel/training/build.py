@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -84,7 +84,8 @@ def resolve(config: RunConfig, data: Dataset, device: torch.device | None = None
     elif train.folds and train.folds > data.n:
         raise UserError(f"setting 'train.folds': {train.folds} parts of {data.n} examples; use fewer")
     features = not data.is_image and data.embedded_by is None
-    few = features and network.name == "mlp" and "network.hidden" in left and has_few_rows(data)
+    own_network = features and network.name == "mlp" and "network.hidden" in left
+    few = own_network and has_few_rows(data)
     values: dict[str, Any] = {  # docs/real-world.md
         "network.scaling": "robust" if features else "standard",
         "network.hidden": network.hidden if not features else () if few else (512,),
@@ -92,10 +93,18 @@ def resolve(config: RunConfig, data: Dataset, device: torch.device | None = None
         "train.candidate_weights": data.weights is not None,
         "augment.weak_feature_noise": FEATURE_NOISE if features else augment.weak_feature_noise,
     }
-    made = {"augment": augment, "network": network, "train": train, "data": data_settings(config)}
+    if own_network and not few:
+        values |= {f"method.{name}": value for name, value in many_rows_defaults(config).items()}
+    made = {
+        "augment": augment, "network": network, "train": train, "data": data_settings(config), "method": config.method,
+    }  # fmt: skip
     for section, _, name in (full.partition(".") for full in values.keys() & left):
         made[section] = made[section].model_copy(update={name: values[f"{section}.{name}"]})
     return config.model_copy(update=made)
+
+
+def many_rows_defaults(config: RunConfig) -> Mapping[str, Any]:
+    return find_method(config.method.name).many_rows_defaults
 
 
 def has_few_rows(data: Dataset) -> bool:
@@ -183,6 +192,7 @@ def filled_from_data(config: RunConfig) -> set[str]:
         "train.bf16": config.train.bf16 != "auto",
         "train.folds": config.train.folds is not None,
         "train.candidate_weights": config.train.candidate_weights is not None,
+        **{f"method.{name}": name in config.method.model_fields_set for name in many_rows_defaults(config)},
     }
     return {name for name, is_given in given.items() if not is_given}
 
