@@ -85,15 +85,12 @@ class Conv3x3(Conv2d):
 
     def _plan(self, x: Tensor) -> _Plan | None:
         """How our kernels compute it, or None if cuDNN does."""
-        plan, rows = _PLANS.get((self.in_channels, self.out_channels)), x.numel() // self.in_channels
-        fits = (
-            plan is not None
-            and self.stride == (1, 1)
-            and _LEAST_ROWS <= rows <= plan.most_rows
-            and rows * max(self.in_channels, self.out_channels) <= _MOST_VALUES
-            and _takes_kernels(x, self.weight)
-        )
-        return plan if fits else None
+        plan = _PLANS.get((self.in_channels, self.out_channels))
+        if plan is None or self.stride != (1, 1) or not _takes_kernels(x, self.weight):
+            return None
+        rows = x.numel() // self.in_channels  # after that check: an exported network knows no number of rows
+        most = min(plan.most_rows, _MOST_VALUES // max(self.in_channels, self.out_channels))
+        return plan if _LEAST_ROWS <= rows <= most else None
 
     def _compute(self, plan: _Plan, x: Tensor, residual: Tensor | None, moments: bool) -> tuple[Tensor, Tensor | None]:
         x, weight = _cast(x, self.weight)
