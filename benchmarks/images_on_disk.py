@@ -10,10 +10,10 @@
 of the processor stand beside, for machines that have other work. `memory` runs train, predict and report as processes
 under a memory limit that keeps the images on disk. Their memory beyond the page cache (RssAnon and RssShmem) is sampled
 ten times a second; `import` is what a process has before it does anything. `ranks` trains with two and with four ranks
-on images of 8x8, few and many, and says by how many bytes an example a rank has grown. `steps` computes the same steps
-in turn with images from the store and from the device's memory. A `--network` of timm's is fine-tuned from random
-weights; with it, `memory` only trains, with images that the device does not hold. Runs are interrupted after
-`--seconds`.
+on images of 8x8, and on four times as many, and says by how many bytes an example a rank has grown. `steps` computes
+the same steps in turn with images from the store and from the device's memory. A `--network` of timm's is fine-tuned
+from random weights; with it, `memory` only trains, with images that the device does not hold. Runs are interrupted
+after `--seconds`.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def rank(rank: int, size: int, meet: str, n: int, method: str, folder: str) -> N
         del store
         threading.Thread(target=sample, daemon=True).start()
         settings = ["train.epochs=2", "train.batch_size=2048", "network.name=small-cnn", "network.width=2"]
-        settings += ["method.warmup=1", "method.bank_length=3"] if method == "crosel" else []
+        settings += ["method.warmup=1", "method.bank_length=3"] if method == "crosel" else ["method.view=plain"]
         values = {"source": "random", "method": {"name": method}}
         config = resolve(build_config(settings=settings, values=values), data)
         session = build_session(config, data, torch.device("cpu"), world=world)
@@ -306,17 +306,19 @@ def rank(rank: int, size: int, meet: str, n: int, method: str, folder: str) -> N
             print(json.dumps({"peak": peak[0], "loss": session.progress.rows[-1]["loss"]}))
 
 
-def ranks(sizes: list[int], method: str) -> list[dict[str, Any]]:
+def ranks(sizes: list[int], method: str, many: int) -> Iterator[dict[str, Any]]:
+    from crosel.data.dataset import Dataset
     from crosel.data.store import ImageStore
 
-    out = []
-    few, many = 100_000, 400_000
+    many = many // 40_000 * 40_000
+    few = many // 4
     with tempfile.TemporaryDirectory() as folder:
         for n in (few, many):
             store, rng = ImageStore(Path(folder), f"images-{n}", (n, 1, 8, 8)), np.random.default_rng(0)
             for start in range(0, n, 10_000):
                 store.put(range(start, start + 10_000), rng.integers(0, 256, (10_000, 1, 8, 8), dtype=np.uint8))
             store.finish()
+            assert Dataset(store.images(), tuple("0123456789")).fingerprint  # ranks find it, as rank 0 leaves it
         for size in sizes:
             peaks = {}
             for n in (few, many):
@@ -332,15 +334,14 @@ def ranks(sizes: list[int], method: str) -> list[dict[str, Any]]:
                 assert all(process.returncode == 0 for process in processes)
                 peaks[n] = json.loads(said[1])["peak"]
             grown = (peaks[many] - peaks[few]) / (many - few)
-            out.append({"ranks": size, "method": method, "classes": CLASSES, "peaks": peaks, "bytes_an_example": grown})
-    return out
+            yield {"ranks": size, "method": method, "classes": CLASSES, "peaks": peaks, "bytes_an_example": grown}
 
 
 def main() -> None:
     parser = Arguments(description="More images than memory: rates, memory, ranks.")
     parser.add_argument("what", choices=["make", "rates", "memory", "ranks", "rank", "steps"])
     parser.add_argument("source", nargs="?", type=Path, help="folder of the images")
-    parser.add_argument("--images", type=count, default=200_000)
+    parser.add_argument("--images", type=count, help="default: 200000 to make, 1200000 for ranks")
     parser.add_argument("--side", type=count, default=160)
     parser.add_argument("--part", type=count, default=4000, help="images of a round of rates")
     parser.add_argument("--rounds", type=count, default=3)
@@ -365,14 +366,14 @@ def main() -> None:
     if (a.source is None) == (a.what != "ranks"):
         parser.error(f"{a.what} {'needs' if a.source is None else 'takes no'} folder of images")
     if a.what == "make":
-        make(a.source.resolve(), a.images, a.side)
+        make(a.source.resolve(), a.images or 200_000, a.side)
         return
     if a.out is None:
         parser.error(f"{a.what} needs --out")
     os.environ.setdefault("CROSEL_MEMORY_GB", a.limit)
     rows: Any
     if a.what == "ranks":
-        rows = ranks([int(size) for size in a.sizes.split(",")], a.method)
+        rows = ranks([int(size) for size in a.sizes.split(",")], a.method, a.images or 1_200_000)
     elif a.what == "rates":
         rows = [rates(a.source.resolve(), a.side, a.part, a.rounds)]
     elif a.what == "steps":

@@ -18,6 +18,7 @@ from crosel.data.dataset import Dataset
 from crosel.data.store import StoredImages, chunks
 from crosel.methods.base import Batch, Stream
 from crosel.utils.distributed import SINGLE_PROCESS, World
+from crosel.utils.system import give_memory_back
 
 
 class Normaliser(nn.Module):
@@ -136,15 +137,19 @@ def _order_of_many(n: int, total: int, batch: int, generator: torch.Generator) -
     """The same order, one round after the other, in half the bytes, and nothing of a round that is not needed."""
     out = torch.empty(total, dtype=torch.int32)
     for start in range(0, total, n):
-        end, before = min(total, start + n), out[start - start % batch : start]
-        order = torch.rand(n, generator=generator).argsort()[: end - start + len(before)].int()  # never more is used
+        values, order = torch.rand(n, generator=generator), torch.empty(n, dtype=torch.int64)
+        torch.sort(values, out=(values, order))
+        end, before = min(total, start + n), out[start - start % batch : start].long()
+        first = order[: end - start + len(before)]  # never more is used
         if len(before):
             seen = torch.zeros(n, dtype=torch.bool)
-            seen[before.long()] = True
-            seen = seen[order.long()]
-            fresh = order[~seen]
-            order = fresh if len(fresh) >= end - start else torch.cat([fresh, order[seen]])
-        out[start:end] = order[: end - start]
+            seen[before] = True
+            seen = seen[first]
+            fresh = first[~seen]
+            first = fresh if len(fresh) >= end - start else torch.cat([fresh, first[seen]])
+        out[start:end] = first[: end - start]
+        del values, order, first
+        give_memory_back()
     return out
 
 
