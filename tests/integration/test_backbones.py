@@ -23,10 +23,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import crosel
+from crosel.config import build_config
 from crosel.errors import UserError
 from crosel.nn import backbones
 from crosel.nn.backbones import ImageBackbone, open_backbone, read_tensors
 from crosel.review.cards import load_cards
+from crosel.runs.pipeline import train_run
 
 CONFIG = {
     "input_size": (3, 24, 24), "crop_pct": 0.75, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.25,) * 3,
@@ -101,6 +103,23 @@ def test_from_photographs_to_labels(photos: Path, tmp_path: Path, crosel_cli: Cr
     evaluated = crosel_cli("eval", run, source)
     assert evaluated.code == 0, evaluated.err
     assert "test_accuracy  1.0000" in evaluated.out
+
+
+@pytest.mark.usefixtures("timm")
+def test_embedded_on_the_device_of_the_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def opened(name: str, weights: str | None, device: torch.device) -> None:
+        asked.append((name, device))
+        raise UserError("so far")
+
+    monkeypatch.setattr("crosel.training.build.open_backbone", opened)
+    card = torch.device("meta")  # any but the CPU
+    for network in ("timm/tiny_net", "timm/tf_efficientnet_lite0.in1k"):
+        config = build_config(values={"source": str(photos / "list.csv"), "network": {"name": network}})
+        with pytest.raises(UserError, match="so far"):
+            train_run(config, tmp_path / "run", card)
+        assert asked.pop() == (network, card)
 
 
 def test_people_see_the_photographs(photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:

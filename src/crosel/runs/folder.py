@@ -266,7 +266,7 @@ def load_run(
     config = folder.read_config(removed="tell")
     if needs_data:
         try:
-            data = load_data(config, data_dir)
+            data = load_data(config, data_dir, device=device)
         except UserError as error:
             raise UserError(f"{error} (the run's settings are in {path / 'config.yaml'})") from None
         data = folder.with_candidates(with_classes_of(data, config.candidates))
@@ -294,9 +294,15 @@ def load_run(
     return session
 
 
-def load_data(config: RunConfig, data_dir: Path | None = None, progress: OnImages | None = None) -> Dataset:
-    """Load the data that a config names; `data_dir` is where else to look for a file that has moved."""
-    encoder = choose_encoder(config)
+def load_data(
+    config: RunConfig,
+    data_dir: Path | None = None,
+    progress: OnImages | None = None,
+    device: torch.device | None = None,
+) -> Dataset:
+    """Load the data that a config names; `data_dir` is where else to look for a file that has moved. The device is
+    where a backbone embeds them."""
+    encoder = choose_encoder(config, device)
     return load(config.source, data_dir or config.data_folder, data_settings(config), progress, encoder)
 
 

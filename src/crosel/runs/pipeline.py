@@ -107,7 +107,7 @@ def train_run(
                 held.enter_context(folder.locked())
                 folder.check_can_hold(resume or world.restarted)
                 asked = folder.with_own_values(config) if folder.exists else config
-                data = with_weights(load_data(asked, progress=console.on_images), asked.candidates)
+                data = with_weights(load_data(asked, progress=console.on_images, device=device), asked.candidates)
                 for note in data.notes:
                     logger.info(note)
                 for warning in data.remarks():
@@ -121,7 +121,7 @@ def train_run(
 
             def on_other_ranks(start: StartState) -> Session:
                 _protect(held, stop, start[0], device)
-                return _join(start, build)
+                return _join(start, build, device)
 
             session = world.from_rank0(on_rank0, _start_state, on_other_ranks)
             if world.rank:
@@ -212,9 +212,9 @@ def _start_state(session: Session) -> StartState:
     return session.config, session.data.candidates, sent, state
 
 
-def _join(start: StartState, build: Build) -> Session:
+def _join(start: StartState, build: Build, device: torch.device) -> Session:
     config, sets, tensors, state = start
-    data = with_weights(load_data(config), config.candidates)
+    data = with_weights(load_data(config, device=device), config.candidates)
     data = replace(with_classes_of(data, config.candidates), candidates=sets, ids=None, originals=None)
     session = build(config, data)  # ids and pictures are shown by rank 0 alone
     session.restore(Checkpoint(tensors, state))
