@@ -180,6 +180,8 @@ class Ranks(World):
         return self._locations[count, parts]
 
     def all_reduce(self, values: Tensor) -> Tensor:
+        if values.dtype == torch.bool:  # not every backend can send it
+            return self.all_reduce(values.to(torch.uint8)).bool()
         out = values.detach().clone(memory_format=torch.contiguous_format)
         with self._collective("all_reduce", out):
             torch.distributed.all_reduce(out)
