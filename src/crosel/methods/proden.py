@@ -29,7 +29,7 @@ from crosel.methods.losses import candidate_probabilities, soft_cross_entropy
 
 def uniform_weights(candidates: Tensor) -> Tensor:
     """Return 1/|S| on each candidate set and 0 elsewhere, float32 [n, k]."""
-    return candidates.float() / candidates.sum(dim=1, keepdim=True)
+    return candidates.float().div_(candidates.sum(dim=1, keepdim=True))
 
 
 def first_weights(candidates: Tensor, log_weights: Tensor | None = None) -> Tensor:

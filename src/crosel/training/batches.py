@@ -136,6 +136,7 @@ _MANY = 1 << 16  # examples of which every number that is held counts
 def _order_of_many(n: int, total: int, batch: int, generator: torch.Generator) -> Tensor:
     """The same order, one round after the other, in half the bytes, and nothing of a round that is not needed."""
     out = torch.empty(total, dtype=torch.int32)
+    give_memory_back()
     for start in range(0, total, n):
         values, order = torch.rand(n, generator=generator), torch.empty(n, dtype=torch.int64)
         torch.sort(values, out=(values, order))
