@@ -67,8 +67,9 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="folder with the older crosel")
     parser.add_argument("--after", type=Path, required=True, help="folder with the newer crosel")
     parser.add_argument("--data", type=Path, required=True, help="folder with cifar-10-batches-py")
-    parser.add_argument("--images", type=count, default=2000)
+    parser.add_argument("--images", type=count, default=4000)
     parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args()
     trees = {"before": a.before.resolve(), "after": a.after.resolve()}
@@ -79,6 +80,8 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         for case, command in cases(Path(scratch), a.data, a.images).items():
+            if a.only not in case:
+                continue
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
             for number in range(a.rounds):
                 for name in list(trees)[:: 1 if number % 2 else -1]:
