@@ -37,6 +37,9 @@ def recorded() -> list[float]:
         row = json.loads(line)
         for metric in ("accuracy", "labels_right"):
             found["photographs", row["method"], metric].append(100 * row[metric])
+    for line in (ROOT / "results" / "photographs" / "views.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        found["views", f"{row['method']} {row['views']}", "accuracy"].append(100 * row["accuracy"])
     for line in (ROOT / "results" / "fine-tuning" / "rows.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         for metric in ("test_accuracy", "test_accuracy_1", "test_accuracy_2"):
