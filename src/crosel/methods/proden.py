@@ -29,7 +29,8 @@ from crosel.methods.losses import candidate_probabilities, soft_cross_entropy
 
 def uniform_weights(candidates: Tensor) -> Tensor:
     """Return 1/|S| on each candidate set and 0 elsewhere, float32 [n, k]."""
-    return candidates.float().div_(candidates.sum(dim=1, keepdim=True))
+    sets = candidates.float()
+    return sets.div_(sets.sum(dim=1, keepdim=True))  # in place: a row for each example
 
 
 def first_weights(candidates: Tensor, log_weights: Tensor | None = None) -> Tensor:
