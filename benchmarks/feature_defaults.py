@@ -23,7 +23,7 @@ from record import Arguments, add, chosen, done, end_with, origin, seeds
 
 from crosel.config import build_config
 from crosel.data import Dataset, load
-from crosel.data.dataset import hold_out, make_dataset, only_rows
+from crosel.data.dataset import hold_out, make_dataset
 from crosel.runs.result import Result
 from crosel.training import metrics
 from crosel.training.build import build_session, resolve
@@ -34,16 +34,6 @@ def digits() -> Dataset:
     """As 64 features."""
     data = load("digits")
     return make_dataset(data.x.reshape(data.n, -1), y=data.y, classes=10, place="digits")
-
-
-def part(name: str, rows: int) -> Callable[[Path], Dataset]:
-    """Rows of a set, drawn at random."""
-
-    def make(folder: Path) -> Dataset:
-        data = SETS[name](folder)
-        return only_rows(data, np.random.default_rng(0).choice(data.n, rows, replace=False))
-
-    return make
 
 
 def from_errors(name: str) -> Callable[[Path], Dataset]:
@@ -61,8 +51,6 @@ SETS: dict[str, Callable[[Path], Dataset]] = {
     **{
         f"photographs, {rule}": from_errors(f"photographs, {rule}") for rule in ("uniform 0.3", "instance 0.3", "votes")
     },
-    "BirdSong, 1,500 rows": part("BirdSong", 1500),
-    "photographs, votes, 1,250 rows": part("photographs, votes", 1250),
 }
 
 # Pieces of an arm, which is named after them: "proden robust noise-0.3".

@@ -30,6 +30,7 @@ FRESH, CHOOSING = range(100, 110), range(200, 205)  # splits
 METHODS = ("crosel", "proden", "cc", "crdpll", "lws", "pico", "pop")
 UNKNOWN = (*REAL, "ages of 60", "ages of 20", "photographs, instance 0.3", "photographs, votes", "wine, instance 0.3",
            "breast cancer, votes")  # sets whose c is unknown: the estimate of the error is chosen on them  # fmt: skip
+PICO_BEFORE = "pico method.phi_start=0.95 method.phi_end=0.8 method.queue=8192"  # as on few rows
 BEFORE_AND_NOW = ("proden", "proden before", "crosel", "crosel before")
 TRIED = (
     *BEFORE_AND_NOW, "proden standard", "proden noise-0", "proden noise-0.1", "proden noise-0.5", "proden one",
@@ -77,7 +78,7 @@ def cells() -> list[Cell]:
     own = ("photographs, three people", "photographs, two people", "photographs, uniform 0.3, 10 % missing",
            "digits, uniform 0.3, 10 % missing")  # fmt: skip
     assert all(name in OURS for name in own)
-    found = arms(0, REAL, ("crosel", "proden", "pop"), FRESH, True)
+    found = arms(0, REAL, ("crosel", "proden", "pop", "pico"), FRESH, True)
     found += [
         Cell(0, "plench", (name, method, number), 3 if method == "proden" else 6)
         for name in REAL for method in ("proden", "crdpll") for number in FRESH
@@ -91,6 +92,7 @@ def cells() -> list[Cell]:
         Cell(1, "label_error", (name, "pop", 0), seconds(name, "pop", 6)) for name in (*REAL, "photographs, votes")
     ]  # fmt: skip
     found += arms(3, REAL, TRIED, CHOOSING[:3], False) + arms(3, SIX, METHODS, CHOOSING, False)
+    found += arms(3, ("MSRCv2", "BirdSong", "digits, instance 0.3"), (PICO_BEFORE,), CHOOSING[:3], False)
     found += [
         Cell(5, "candidate_weights", (name, method, arm, number), seconds(name, method))
         for name in ("digits, votes", "photographs, votes", "digits, top 3", "photographs, top 3")
