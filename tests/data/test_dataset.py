@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -897,3 +898,18 @@ def test_points_between_semicolons(cells: str, warned: bool, tmp_path: Path, cap
         first = cells.partition(";")[0]
         assert said == [f"{path}, line 2: '{first}' is read as {float(first):g}; if it means {first.replace('.', '')}, "
                         "write it without the point"]  # fmt: skip
+
+
+def test_a_class_in_nearly_all_sets_is_remarked_on() -> None:
+    sets = np.zeros((20, 4), bool)
+    sets[np.arange(20), np.arange(20) % 3] = True
+    sets[:14, 3] = True
+    data = make_dataset(np.ones((20, 2)), candidates=sets, classes=["a", "b", "c", "the rest"])
+    assert data.remarks() == [
+        "class 'the rest' is a candidate of 70 % of the examples, others of 33 % on average: where candidates "
+        "are guesses, it is named too often; give their weights (a column 'weight')"
+    ]
+    assert not replace(data, weights=sets / sets.sum(axis=1, keepdims=True)).remarks()
+    sets[13, 3] = False
+    assert not replace(data, candidates=sets).remarks()
+    assert not replace(data, candidates=np.ones((20, 4), bool)).remarks()

@@ -158,7 +158,7 @@ CONFIGS: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "config.yaml: expected settings as 'name: value' lines"),
     "unknown name": ("trian: {epochs: 5}\n", "unknown setting 'trian' (did you mean 'train'?)"),
     "code": ("source: !!python/object/apply:os.mkdir [ran]\n", "config.yaml, line 1, column 9: not valid YAML"),
-    "not text": (b"\xff\xfe\x00", "config.yaml: cannot be read"),
+    "not text": (b"\xff\xfe\x00", "config.yaml: not UTF-8 text"),
 }  # fmt: skip
 
 

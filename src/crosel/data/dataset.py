@@ -17,6 +17,7 @@ from crosel.errors import UserError
 Array = NDArray[Any]
 ANY_CLASS = 2**31  # for `as_labels`: as many classes as there may be
 LABELS_UNUSED = "true labels are not used"  # the end of a note that says why
+IN_NEARLY_ALL = 0.7  # of the sets: a class to be warned of
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,11 @@ class Dataset:
         return counts
 
     def remarks(self) -> list[str]:
-        """What may be wrong with the inputs, for people to read. Values from 0 to 16, say, are nearly black images."""
+        """What may be wrong with inputs and sets, for people to read."""
+        return [*self._remarks_on_brightness(), *self._remarks_on_sets()]
+
+    def _remarks_on_brightness(self) -> list[str]:
+        """Values from 0 to 16, say, are nearly black images."""
         if not self.is_image or self.brightest >= 64:
             return []
         if not self.brightest:
@@ -87,6 +92,21 @@ class Dataset:
         return [
             f"the brightest pixel of all training images is {self.brightest} of 255: if that is white in your images, "
             f"divide their values by {self.brightest}, so that they lie in 0..1"
+        ]
+
+    def _remarks_on_sets(self) -> list[str]:
+        """A class that a guesser finds likely everywhere fits nearly every set, so methods learn to name it."""
+        if self.candidates is None or self.weights is not None or len(self.classes) < 3:
+            return []
+        shares = self.candidates.mean(axis=0)
+        top = int(shares.argmax())
+        others = float(np.delete(shares, top).mean())
+        if shares[top] < IN_NEARLY_ALL or others > shares[top] / 2:
+            return []
+        often, seldom = f"{100 * shares[top]:.0f} %", f"{100 * others:.0f} %"
+        return [
+            f"class '{self.classes[top]}' is a candidate of {often} of the examples, others of {seldom} on average: "
+            "where candidates are guesses, it is named too often; give their weights (a column 'weight')"
         ]
 
     def example_id(self, row: int) -> str:
