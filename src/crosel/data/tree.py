@@ -23,7 +23,7 @@ from crosel.data.candidates import row_chunks
 from crosel.data.dataset import Array, Dataset
 from crosel.data.vocabulary import check_cells, label_name
 from crosel.errors import UserError
-from crosel.utils.settings import not_yaml, read_text
+from crosel.utils.settings import not_yaml, read_settings_text
 from crosel.utils.text import did_you_mean, one_line, quoted
 
 _MAX_BYTES = 16 << 20
@@ -44,7 +44,7 @@ def _node_place(path: Path, node: yaml.Node) -> str:
 def _compose(path: Path) -> yaml.Node:
     try:
         # Composed, not loaded: nodes know their lines, names stay text (`no` is no boolean), aliases stay shared.
-        root = yaml.compose(read_text(path, _MAX_BYTES), Loader=yaml.SafeLoader)
+        root = yaml.compose(read_settings_text(path, _MAX_BYTES), Loader=yaml.SafeLoader)
     except UserError:
         raise
     except RecursionError:

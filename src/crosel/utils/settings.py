@@ -170,7 +170,7 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         raise yaml.YAMLError(one_line(error)) from None
 
 
-def read_text(path: Path, limit: int, links: bool = True) -> str:
+def read_settings_text(path: Path, limit: int, links: bool = True) -> str:
     try:
         return read_file(path, limit, links).decode("utf-8")
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def read_text(path: Path, limit: int, links: bool = True) -> str:
 
 def read_yaml(path: Path, links: bool = True) -> dict[str, Any]:
     try:
-        content = parse_yaml(read_text(path, _MAX_YAML, links))
+        content = parse_yaml(read_settings_text(path, _MAX_YAML, links))
     except yaml.YAMLError as error:
         raise not_yaml(path, error) from None
     if not isinstance(content, dict):
