@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from _files import picture, put, read, refused, sets_of
 
-from crosel.data import DataSettings, draw_candidates
+from crosel.data import DataSettings, draw_candidates, load
 from crosel.data.formats.csv import guess_kind
 from crosel.data.sources import read_inputs
 from crosel.errors import UserError
@@ -720,3 +720,12 @@ def test_inputs_alone(tmp_path, features):
         read_inputs(tmp_path / "img" / "notes.txt")
     with pytest.raises(UserError, match="no such file"):
         read_inputs(tmp_path / "nowhere.csv")
+
+
+def test_a_column_that_is_nearly_called_candidates_is_no_annotator(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,candidate\n1.png,cat|dog\n2.png,dog\n")
+    with pytest.raises(UserError, match="column 'candidate' is not 'candidates'; rename it, or"):
+        load(str(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("a,candidate\n1,cat|dog\n2,dog\n")
+    found = load(str(tmp_path / "a.csv"), settings=DataSettings(annotators=("candidate",)))
+    assert found.votes is not None

@@ -122,6 +122,25 @@ def test_embedded_on_the_device_of_the_run(photos: Path, tmp_path: Path, monkeyp
         assert asked.pop() == (network, card)
 
 
+def test_weights_alone_name_the_suggested_backbone(
+    photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]
+) -> None:
+    """Whoever gives a file with weights wants no network from scratch, whatever the size of the images."""
+    weights, run = tmp_path / "w.safetensors", tmp_path / "run"
+    save_file(tiny_model().state_dict(), weights)
+    given = ("--set", f"network.weights={weights}", "--set", "train.epochs=1", "--method", "cc")
+    result = crosel_cli("train", photos / "list.csv", *given, "--out", run)
+    assert result.code == 0, result.err
+    assert "name: timm/tf_efficientnet_lite0" in (run / "config.yaml").read_text()
+    gone = crosel_cli(
+        "train", photos / "list.csv", "--set", "network.weights=gone.safetensors", "--out", tmp_path / "b"
+    )
+    assert gone.code == 2
+    assert "gone.safetensors: no such file" in gone.err
+    weights.unlink()
+    assert "(of a run: in its config.yaml)" in crosel_cli("predict", run, photos, "--out", tmp_path / "p.csv").err
+
+
 def test_people_see_the_photographs(photos: Path, tmp_path: Path, crosel_cli: CroselCli, timm: type[Passes]) -> None:
     """The network has seen embeddings; report and review page show the files, each beside its own label."""
     run = tmp_path / "run"

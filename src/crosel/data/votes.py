@@ -6,6 +6,7 @@ inputs is joined by id (`data.inputs`). True labels, where known, are a column `
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,8 +72,7 @@ def votes_dataset(
     counts = np.zeros((len(inputs.x), len(vocabulary)), dtype=np.int32)
     np.add.at(counts, ([example for example, _, _, _ in votes], [columns[label] for _, label, _, _ in votes]), 1)
     image = image_root(settings, path) / inputs.ids[0]
-    features_beside = inputs.x.ndim == 2 and settings.inputs is None
-    if features_beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
+    if inputs.beside and image.suffix.lower() in SUFFIXES and os.path.isfile(image):
         unused = "the images that ids name are not used, because there are columns of numbers"
         notes = [*notes, f"{unused}; to use the images, rename the column of ids to 'path'"]
     one_each = len({(row, column) for _, _, row, column in votes}) == len(votes)
@@ -216,6 +216,12 @@ def _features_of(table: Table, tasks: Sequence[str], first: Mapping[str, int]) -
 def wide_votes(table: Table, settings: DataSettings, progress: OnImages | None) -> Dataset:
     if not table.texts:
         raise UserError(f"{table.head}: there is no column of votes; add one for each annotator")
+    for name in table.texts if settings.annotators is None else ():
+        if difflib.get_close_matches(name.lower(), ["candidates"], cutoff=0.8):
+            raise UserError(
+                f"{table.head}: column {quoted(name)} is not 'candidates'; rename it, or, if it holds the votes of "
+                f"somebody, say so: {NAME_THEM}"
+            )
     notes: list[str] = []
     if settings.skip_bad:
         table = without_repeated(table, notes)
@@ -305,6 +311,7 @@ class Inputs:
     labels_test: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None  # names of the features, where a table gives them
     bad: Mapping[int, str] = field(default_factory=dict)  # rows to be left out, and why
+    beside: bool = False  # whether they are columns of numbers of the same table
 
 
 def join_inputs(table: Table, names: Sequence[str], settings: DataSettings, progress: OnImages | None) -> Inputs:
@@ -320,7 +327,9 @@ def join_inputs(table: Table, names: Sequence[str], settings: DataSettings, prog
         return _joined(names, lambda row: table.place(row, role), Path(settings.inputs), settings, progress)
     if settings.takes_texts or table.features is not None or {"text"} == table.columns.keys() & {"text", "path"}:
         x, bad = table_inputs(table, settings, progress)
-        return Inputs(x, tuple(names), columns=None if settings.takes_texts else table.feature_names, bad=bad)
+        beside = table.features is not None and not settings.takes_texts
+        columns = None if settings.takes_texts else table.feature_names
+        return Inputs(x, tuple(names), columns=columns, bad=bad, beside=beside)
     images, bad = table_images(table, role, table.columns.get("path", names), settings, progress)
     return Inputs(images, tuple(names), bad=bad)
 

@@ -135,7 +135,7 @@ def check_digest(wanted: str | None, digest: str, name: str) -> None:
     if wanted not in (None, digest):
         raise UserError(
             f"network '{name}' has other weights than those that the run was trained with; name the file with them: "
-            "--set network.weights=FILE"
+            "--set network.weights=FILE, or network.weights in the run's config.yaml"
         )
 
 
@@ -256,7 +256,10 @@ def _load_weights(model: nn.Module, path: Path, name: str) -> None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors by name, from safetensors or from a `.pt` without anything but tensors."""
     if not os.path.exists(path):
-        raise UserError(f"{path}: no such file; network.weights names a file with the backbone's weights")
+        raise UserError(
+            f"{path}: no such file; network.weights (of a run: in its config.yaml) names the file with the "
+            "backbone's weights"
+        )
     check_plain(path)
     check_bytes(2 * path.stat().st_size, "its tensors", path)
     try:

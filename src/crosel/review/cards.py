@@ -29,6 +29,7 @@ from crosel.runs.result import EXPORTED, NetworkLabels, Result, TrainingSet, loa
 from crosel.training.devices import pick_device
 from crosel.training.session import Session
 from crosel.training.trainer import predict_chunks
+from crosel.utils.text import one_line
 
 SHOWN = 8  # candidates on a card; the dialogue shows all
 FEATURES = 6
@@ -307,8 +308,8 @@ def load_cards(run: Path) -> Cards:
 def _inputs_or_note(config: RunConfig, examples: TrainingSet, notes: list[str]) -> Any:
     try:
         x = training_inputs(config, examples)
-    except (UserError, OSError):
-        notes.append("the training data have been moved or removed, so there are no images")
+    except (UserError, OSError) as error:
+        notes.append(f"there are no images: {one_line(error)}")
         return None
     if x is None:
         notes.append("the training data have changed since, so there are no images")

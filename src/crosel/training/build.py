@@ -146,6 +146,9 @@ def choose_encoder(config: RunConfig, device: torch.device | None = None) -> Bac
         return open_encoder(config, device)
 
     def choose(paths: Sequence[ImageSource]) -> Backbone | None:
+        weights = config.network.weights
+        if weights is not None:  # somebody has them for a backbone, and wants no other network
+            return open_backbone(SUGGESTED[0][0], weights, device)
         width, height = typical_size(paths)
         if min(width, height) <= PHOTOGRAPH:
             return None
