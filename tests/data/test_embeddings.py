@@ -57,10 +57,11 @@ def test_each_content_passes_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 12, 700])
-def test_a_kill_costs_at_most_what_was_under_way(cut: int, tmp_path: Path) -> None:
+def test_a_kill_costs_at_most_what_was_under_way(cut: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = rows(500)
-    with pytest.raises(KeyboardInterrupt):
+    with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         embed(x, Doubles(fails_after=256), tmp_path)
+    assert "the same command goes on from there" in caplog.text
     file = next((tmp_path / FOLDER).glob("*.f32"))
     with open(file, "r+b") as stream:  # the last row was half written
         stream.truncate(file.stat().st_size - cut)

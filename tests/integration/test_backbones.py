@@ -242,7 +242,7 @@ def one_line(run: Callable[[], Any], says: str) -> None:
 
 
 def test_wrong_names_and_weights_are_one_line(tmp_path: Path, timm: type[Passes]) -> None:
-    one_line(lambda: open_backbone("timm/tiny_nett"), "did you mean 'tiny_net'")
+    one_line(lambda: open_backbone("timm/tiny_nett"), "did you mean 'timm/tiny_net'")
     one_line(lambda: open_backbone("timm/offline"), "cannot be had .*network.weights=PATH")
     one_line(lambda: open_backbone("timm/tiny_net", str(tmp_path / "no.pt")), "no such file")
     torch.save({"0.weight": torch.zeros(1)}, tmp_path / "other.pt")

@@ -596,7 +596,10 @@ def test_plain_lines_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     with Console(stream) as console:
         console.show("live")
         console.say("a whole line")
-    assert stream.getvalue() == "a whole line\n"
+        console._said -= 61  # a log that says nothing looks hung
+        console.show("after a minute")
+        console.show("soon after")
+    assert stream.getvalue() == "a whole line\nafter a minute\n"
 
 
 def test_a_stream_that_takes_nothing_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

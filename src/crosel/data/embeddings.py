@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,8 @@ from crosel.errors import UserError
 from crosel.utils.files import wait_for_lock
 from crosel.utils.reading import STORE, open_plain
 from crosel.utils.system import check_bytes, read_at, workers
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from crosel.data.settings import DataSettings
@@ -208,7 +211,7 @@ class Embedder:
                 store.add(list(waiting), self.encoder.encode(together))
                 waiting.clear()
 
-        with closing(store), ThreadPoolExecutor(workers()) as pool:
+        with closing(store), ThreadPoolExecutor(workers()) as pool, _kept(root):
             for row, outcome in enumerate(ahead(pool, load, range(count), 4 * _BATCH)):
                 try:
                     key, example = outcome.result()
@@ -231,6 +234,17 @@ class Embedder:
                 part = there[start : start + _TOGETHER]
                 out[part] = store.rows([keys[row] for row in part])
         return out, failed
+
+
+@contextmanager
+def _kept(root: Path | None) -> Iterator[None]:
+    """Say, if Ctrl-C ends it, that the work so far is not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if root is not None:
+            logger.info("the embeddings so far are kept: the same command goes on from there")
+        raise
 
 
 def ahead(pool: Executor, work: Callable[[int], Any], rows: Iterable[int], most: int) -> Iterator[Future[Any]]:

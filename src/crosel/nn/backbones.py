@@ -186,7 +186,8 @@ def picture_settings(name: str) -> Mapping[str, Any]:
     except RuntimeError:  # no such tag
         found = None
     if found is None:
-        near = did_you_mean(short, timm.list_models(pretrained=True)) or did_you_mean(plain, timm.list_models())
+        known = [f"timm/{known}" for known in (*timm.list_models(), *timm.list_models(pretrained=True))]
+        near = did_you_mean(name, known)
         raise UserError(f"unknown backbone '{name}'{near}; crosel info names a few good ones")
     settings: Mapping[str, Any] = timm.data.resolve_data_config({}, pretrained_cfg=found.to_dict())
     channels, height, width = settings["input_size"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Self = TypeVar("Self", bound="Screen")
+MINUTE = 60.0  # seconds without a line, where there is no terminal
 SOON, LONG = 2.0, 10.0  # seconds after which time can be estimated, and from which on it is worth a word
 
 
@@ -82,9 +83,11 @@ class Screen:
         self.live = not quiet and self._stream.isatty()
         self._display: Live | None = None
         self._drawn = 0.0  # when
+        self._said = time.monotonic()  # when there was a line, or none yet
 
     def say(self, text: str) -> None:
         """A whole line, above what is drawn."""
+        self._said = time.monotonic()
         if self._display is not None:
             self._display.console.out(text, highlight=False)
         else:
@@ -135,9 +138,11 @@ class Console(Screen):
     _told = False  # how long all will take
 
     def show(self, text: str, done: float | None = None, total: float | None = None) -> None:
-        """Show a text, with a bar if the end is known; nothing where there is no terminal."""
+        """Show a text, with a bar if the end is known; where there is no terminal, as a line after a quiet minute."""
         if self.live and time.monotonic() - self._drawn > 0.1:  # more often would only cost time
             self.draw(self._progress(text, done, total))
+        elif not self.live and time.monotonic() - self._said > MINUTE:
+            self.say(text)
 
     def _progress(self, text: str, done: float | None, total: float | None) -> Progress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
