@@ -51,12 +51,14 @@ def test_one_bar_for_all_folds():
 
 
 @pytest.mark.parametrize(("images", "rows", "method", "better"), [
-    (False, 8, "pico", None), (False, 8, "crosel", "pico"), (False, 8, "pop", "pico"),
-    (False, 5, "crosel", None), (False, 5, "proden", "crosel"), (True, 8, "crosel", None),
+    (False, 800, "pico", None), (False, 800, "crosel", "pico"), (False, 800, "pop", "pico"),
+    (False, 500, "crosel", None), (False, 500, "proden", "crosel"), (True, 800, "crosel", None),
+    (False, 499, "proden", None),
 ])  # fmt: skip
 def test_the_method_for_features_is_named(images, rows, method, better):
-    """8 rows for 3 features and 2 classes are many: a linear classifier has 6 weights."""
-    x = np.zeros((rows, 4, 4), np.uint8) if images else np.zeros((rows, 3))
+    """800 rows for 300 features and 2 classes are many: a linear classifier has 600 weights. Fewer than 500 are fewer
+    than in any trial."""
+    x = np.zeros((rows, 4, 4), np.uint8) if images else np.zeros((rows, 300))
     data = make_dataset(x, np.ones((rows, 2), bool))
     config = build_config(values={"source": "memory", "method": {"name": method}})
     assert better_method(build_session(resolve(config, data), data, torch.device("cpu"))) == better

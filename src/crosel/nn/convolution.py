@@ -39,20 +39,20 @@ class _Plan:
     turned: bool = False  # the gradient of the input as a convolution
 
 
-def _tiles(rows: int, depth: int, warps: int, stages: int) -> dict[str, int]:
+def _tiling(rows: int, depth: int, warps: int, stages: int) -> dict[str, int]:
     return {"BLOCK_R": rows, "BLOCK_K": depth, "num_warps": warps, "num_stages": stages}
 
 
 _PLANS = {  # channels of input and output
-    (3, 16): _Plan((16, 0), _tiles(256, 32, 4, 2), _tiles(128, 32, 4, 2)),
-    (3, 64): _Plan((64, 0), _tiles(128, 32, 4, 2), _tiles(128, 32, 4, 2)),
-    (16, 32): _Plan((32, 0), _tiles(128, 16, 4, 4), _tiles(64, 64, 4, 3)),
-    (16, 128): _Plan((128, 0), _tiles(128, 64, 4, 3), _tiles(64, 64, 4, 3)),
-    (16, 160): _Plan((128, 32), _tiles(128, 64, 4, 3), _tiles(64, 64, 4, 3)),
-    (32, 32): _Plan((32, 0), _tiles(256, 32, 4, 4), _tiles(64, 128, 4, 3)),
-    (64, 64): _Plan((64, 0), _tiles(128, 64, 4, 3), None, alone=False),
-    (128, 128): _Plan((128, 0), _tiles(128, 64, 4, 3), _tiles(64, 128, 4, 3), alone=False, most_rows=1 << 17),
-    (160, 160): _Plan((128, 32), _tiles(128, 64, 4, 3), _tiles(64, 128, 4, 3)),
+    (3, 16): _Plan((16, 0), _tiling(256, 32, 4, 2), _tiling(128, 32, 4, 2)),
+    (3, 64): _Plan((64, 0), _tiling(128, 32, 4, 2), _tiling(128, 32, 4, 2)),
+    (16, 32): _Plan((32, 0), _tiling(128, 16, 4, 4), _tiling(64, 64, 4, 3)),
+    (16, 128): _Plan((128, 0), _tiling(128, 64, 4, 3), _tiling(64, 64, 4, 3)),
+    (16, 160): _Plan((128, 32), _tiling(128, 64, 4, 3), _tiling(64, 64, 4, 3)),
+    (32, 32): _Plan((32, 0), _tiling(256, 32, 4, 4), _tiling(64, 128, 4, 3)),
+    (64, 64): _Plan((64, 0), _tiling(128, 64, 4, 3), None, alone=False),
+    (128, 128): _Plan((128, 0), _tiling(128, 64, 4, 3), _tiling(64, 128, 4, 3), alone=False, most_rows=1 << 17),
+    (160, 160): _Plan((128, 32), _tiling(128, 64, 4, 3), _tiling(64, 128, 4, 3)),
     (640, 640): _Plan((0, 0), None, None, turned=True),
 }
 _LEAST_ROWS = 1 << 12  # pixels of a batch; with fewer, the tiles do not fill a large card

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _channel_values(mean, var, weight, bias, width, channels, eps, BLOCK_C: tl.constexpr):
+def _columns_and_values(mean, var, weight, bias, width, channels, eps, BLOCK_C: tl.constexpr):
     """A program's columns, which of them exist, and what their channels are normalised with."""
     column = tl.program_id(0) % tl.cdiv(width, BLOCK_C) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = column < width
@@ -32,7 +32,7 @@ def norm_act(
     LOWER: tl.constexpr, UPPER: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """(x - mean) / sqrt(var + eps) · weight + bias, cut off below 0 (LOWER) and above UPPER (if it is not 0)."""
-    column, inside, centre, scale, w, b = _channel_values(mean, var, weight, bias, width, channels, eps, BLOCK_C)
+    column, inside, centre, scale, w, b = _columns_and_values(mean, var, weight, bias, width, channels, eps, BLOCK_C)
     row = (tl.program_id(0) // tl.cdiv(width, BLOCK_C)).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     at, mask = row[:, None] * width + column[None, :], (row[:, None] < rows) & inside[None, :]
     value = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - centre) * scale * w + b
@@ -49,7 +49,7 @@ def norm_act_gradient(
     LOWER: tl.constexpr, UPPER: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, and this program's sums of those of bias and weight: partial [2, programs, width]."""
-    column, inside, centre, scale, w, b = _channel_values(mean, var, weight, bias, width, channels, eps, BLOCK_C)
+    column, inside, centre, scale, w, b = _columns_and_values(mean, var, weight, bias, width, channels, eps, BLOCK_C)
     program = tl.program_id(0) // tl.cdiv(width, BLOCK_C)
     of_bias = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     of_weight = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)

@@ -125,13 +125,16 @@ def side_of(network: NetworkSettings) -> int:
     return network.size or int(picture_settings(network.name)["input_size"][1])
 
 
+_LEAST_ROWS = 500  # half of what the smallest set of the trials had
+
+
 def better_method(session: Session) -> str | None:
     """The method that did best on rows of features like these (docs/real-world.md), if it is another.
 
-    Where candidates have weights, which not all methods learn from, that was not measured.
+    Where candidates have weights, which not all methods learn from, that was not measured, nor on a handful of rows.
     """
     data = session.data
-    if data.is_image or data.embedded_by is not None or data.weights is not None:
+    if data.is_image or data.embedded_by is not None or data.weights is not None or data.n < _LEAST_ROWS:
         return None
     kind = "few rows" if has_few_rows(data) else "many rows"
     return None if session.method.best_on == kind else next(m.name for m in methods().values() if m.best_on == kind)
